@@ -1,0 +1,5 @@
+//! stub
+#[derive(Debug)]
+pub struct NatsBus;
+#[derive(Debug)]
+pub struct NatsOptions;
