@@ -1,1 +1,22 @@
-//! aura-kit
+//! What every binary needs and no part of the product is about: boot, configuration, telemetry, problem+json, shutdown
+//! phases, health and metrics listener.
+
+pub mod boot;
+pub mod code;
+pub mod config;
+pub mod http;
+pub mod json;
+pub mod probes;
+pub mod problem;
+pub mod request_id;
+pub mod shutdown;
+pub mod telemetry;
+
+pub use boot::{Configuration, run};
+pub use code::Code;
+pub use config::{Environment, PlatformArgs, PlatformKeyArgs, Problems};
+pub use json::Json;
+pub use probes::{Probes, Report};
+pub use problem::Problem;
+pub use shutdown::Shutdown;
+pub use telemetry::{Metrics, TelemetryArgs};

@@ -1,0 +1,164 @@
+//! Configuration that several binaries share: one small struct per concern, every problem reported at once.
+
+use secrecy::{ExposeSecret, SecretString};
+
+/// The master key of `AURA_ENV=dev` when none is set. Production refuses it.
+pub const DEV_MASTER_KEY: &str = "aura-development-master-key-do-not-use";
+/// The platform secret of `AURA_ENV=dev` when none is set. Production refuses it.
+pub const DEV_PLATFORM_SECRET: &str = "aura-development-platform-secret-do-not-use";
+/// Shortest secret in bytes: HS256 and the derivation of keys want 256 bits.
+const MIN_SECRET_BYTES: usize = 32;
+
+/// Problems found in a configuration, reported together.
+#[derive(Debug, Default)]
+pub struct Problems(Vec<String>);
+
+impl Problems {
+    /// Adds one.
+    pub fn add(&mut self, problem: impl Into<String>) {
+        self.0.push(problem.into());
+    }
+
+    /// Adds one unless `value` is there and not empty. `name` is the environment variable.
+    pub fn require(&mut self, name: &str, value: Option<&SecretString>) {
+        if value.is_none_or(|value| value.expose_secret().is_empty()) {
+            self.add(format!("{name} is required"));
+        }
+    }
+
+    /// What was found.
+    pub fn list(&self) -> &[String] {
+        &self.0
+    }
+
+    /// A secret of production: set, at least 32 bytes, not the one of development.
+    fn require_secret(&mut self, name: &str, value: Option<&SecretString>, dev: &str) {
+        let Some(value) = value else { return self.add(format!("{name} is required with AURA_ENV=production")) };
+        if value.expose_secret() == dev {
+            self.add(format!("{name} is the key of development, production refuses it"));
+        } else if value.expose_secret().len() < MIN_SECRET_BYTES {
+            self.add(format!("{name} must have at least {MIN_SECRET_BYTES} bytes"));
+        }
+    }
+}
+
+/// `AURA_ENV`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Environment {
+    /// Refuses every short cut.
+    Production,
+    /// Allows short cuts (fixed keys, …).
+    Dev,
+}
+
+/// Where the platform is.
+#[derive(Debug, Clone, clap::Args)]
+pub struct PlatformArgs {
+    /// The platform database, `postgres://…`. Required.
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
+    pub database_url: Option<SecretString>,
+    /// The bus; `memory:` = in-process, only for the undivided binary.
+    #[arg(
+        long,
+        env = "NATS_URL",
+        hide_env_values = true,
+        value_name = "URL",
+        default_value = "nats://127.0.0.1:4222",
+        hide_default_value = false
+    )]
+    pub nats_url: SecretString,
+    /// Encrypts project secrets at rest, at least 32 bytes. Required in production.
+    #[arg(long, env = "AURA_MASTER_KEY", hide_env_values = true, value_name = "KEY")]
+    pub master_key: Option<SecretString>,
+    /// `dev` allows short cuts.
+    #[arg(long = "environment", env = "AURA_ENV", value_enum, default_value = "production")]
+    pub env: Environment,
+}
+
+impl PlatformArgs {
+    /// Adds what is wrong.
+    pub fn check(&self, problems: &mut Problems) {
+        problems.require("DATABASE_URL", self.database_url.as_ref());
+        match self.env {
+            Environment::Production => {
+                problems.require_secret("AURA_MASTER_KEY", self.master_key.as_ref(), DEV_MASTER_KEY);
+            }
+            Environment::Dev => {}
+        }
+    }
+
+    /// The platform database's URL; empty only if [`Self::check`] was not heeded.
+    pub fn database_url(&self) -> &str {
+        self.database_url.as_ref().map_or("", |url| url.expose_secret())
+    }
+
+    /// The bus's URL.
+    pub fn nats_url(&self) -> &str {
+        self.nats_url.expose_secret()
+    }
+
+    /// The master key, with `AURA_ENV=dev` the one of development when none is set.
+    pub fn master_key(&self) -> SecretString {
+        self.master_key.clone().unwrap_or_else(|| DEV_MASTER_KEY.into())
+    }
+}
+
+/// The secret of platform keys, for the binaries that take them.
+#[derive(Debug, Clone, clap::Args)]
+pub struct PlatformKeyArgs {
+    /// HS256 secret of platform keys, at least 32 bytes. Required in production.
+    #[arg(long, env = "AURA_PLATFORM_JWT_SECRET", hide_env_values = true, value_name = "SECRET")]
+    pub platform_jwt_secret: Option<SecretString>,
+}
+
+impl PlatformKeyArgs {
+    /// Adds what is wrong.
+    pub fn check(&self, env: Environment, problems: &mut Problems) {
+        if env == Environment::Production {
+            let secret = self.platform_jwt_secret.as_ref();
+            problems.require_secret("AURA_PLATFORM_JWT_SECRET", secret, DEV_PLATFORM_SECRET);
+        }
+    }
+
+    /// The secret, with `AURA_ENV=dev` the one of development when none is set.
+    pub fn secret(&self) -> SecretString {
+        self.platform_jwt_secret.clone().unwrap_or_else(|| DEV_PLATFORM_SECRET.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        platform: PlatformArgs,
+        #[command(flatten)]
+        key: PlatformKeyArgs,
+    }
+
+    fn problems(args: &[&str]) -> Vec<String> {
+        let cli = Cli::try_parse_from([&["aura"], args].concat()).expect("parses");
+        let mut problems = Problems::default();
+        cli.platform.check(&mut problems);
+        cli.key.check(cli.platform.env, &mut problems);
+        problems.0
+    }
+
+    #[test]
+    fn r_sec_4_production_refuses_missing_and_development_secrets_all_at_once() {
+        let found = problems(&["--database-url=", "--master-key", DEV_MASTER_KEY, "--platform-jwt-secret=short"]);
+        assert_eq!(found.len(), 3, "{found:?}");
+        assert!(found[1].contains("development") && found[2].contains("32 bytes"), "{found:?}");
+        assert!(problems(&["--database-url=postgres://x", "--environment=dev"]).is_empty());
+    }
+
+    #[test]
+    fn secrets_are_not_printed() {
+        let cli = Cli::try_parse_from(["aura", "--database-url=postgres://u:hunter2@h", "--nats-url=nats://hunter2@h"]);
+        assert!(!format!("{cli:?}").contains("hunter2"));
+    }
+}

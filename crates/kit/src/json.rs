@@ -1,0 +1,54 @@
+//! Bodies as JSON, with our errors.
+
+use axum::{
+    extract::{FromRequest, Request, rejection::JsonRejection},
+    response::{IntoResponse, Response},
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{Code, Problem};
+
+/// A JSON body: 415 for another content type, 400 for what isn't JSON, 422 for JSON of another shape. Refuse unknown
+/// fields with `#[serde(deny_unknown_fields)]` on `T`.
+#[derive(Debug, Clone, Copy)]
+pub struct Json<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        match axum::Json::<T>::from_request(request, state).await {
+            Ok(axum::Json(body)) => Ok(Self(body)),
+            Err(rejection) => Err(problem(&rejection)),
+        }
+    }
+}
+
+impl<T: Serialize> IntoResponse for Json<T> {
+    fn into_response(self) -> Response {
+        axum::Json(self.0).into_response()
+    }
+}
+
+fn problem(rejection: &JsonRejection) -> Problem {
+    match rejection {
+        JsonRejection::MissingJsonContentType(_) => {
+            Problem::new(Code::UnsupportedMediaType, "Send the body with content-type: application/json.")
+        }
+        JsonRejection::JsonDataError(error) => Problem::new(Code::InvalidBody, sentence(error)),
+        JsonRejection::JsonSyntaxError(error) => Problem::new(Code::MalformedRequest, sentence(error)),
+        other if other.status() == http::StatusCode::PAYLOAD_TOO_LARGE => {
+            Problem::new(Code::PayloadTooLarge, "The body is over the limit of this path.")
+        }
+        _ => Problem::new(Code::MalformedRequest, "The body could not be read."),
+    }
+}
+
+/// The innermost cause says where it is wrong; what wraps it only names the extractor.
+fn sentence(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
