@@ -1,1 +1,27 @@
-//! aura-testkit
+//! Real parts for tests: throw-away PostgreSQL clusters and NATS servers, a TCP proxy that breaks connections, our own
+//! binaries as child processes, and waiting on predicates. Everything dies with the test process and leaves no files.
+
+mod dirs;
+mod nats;
+mod postgres;
+mod process;
+mod proxy;
+mod template;
+mod wait;
+
+pub use nats::{Nats, NatsOptions};
+pub use postgres::{Postgres, PostgresOptions, Shutdown};
+pub use process::{Process, ProcessOptions, children_of, is_running};
+pub use proxy::{Flow, TcpProxy};
+pub use rustix::process::Signal;
+pub use wait::{eventually, eventually_some};
+
+/// A TCP port of the loopback interface that was free a moment ago.
+pub fn free_port() -> anyhow::Result<u16> {
+    Ok(std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+/// The root of the repository, where `migrations/` and `tests/clients` are.
+pub fn repository_root() -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}

@@ -1,0 +1,129 @@
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context, Result, anyhow};
+use rustix::process::Signal;
+use tokio::{io::AsyncReadExt, net::TcpStream};
+
+use crate::{
+    dirs::RunDir,
+    eventually_some, free_port,
+    process::{Process, ProcessOptions},
+    repository_root,
+};
+
+/// A start on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What differs from the usual server.
+#[derive(Debug, Clone, Default)]
+pub struct NatsOptions {
+    /// Lines of nats-server's configuration file.
+    pub configuration: Vec<String>,
+}
+
+/// A throw-away nats-server with JetStream on loopback, killed when dropped.
+#[derive(Debug)]
+pub struct Nats {
+    // Dropped before the directory it writes to.
+    server: Option<Process>,
+    command: ProcessOptions,
+    port: u16,
+    _dir: RunDir,
+}
+
+impl Nats {
+    /// A server with its defaults (`max_payload` 1 MiB) and JetStream.
+    pub async fn start() -> Result<Self> {
+        Self::start_with(NatsOptions::default()).await
+    }
+
+    /// A server with more configuration.
+    pub async fn start_with(options: NatsOptions) -> Result<Self> {
+        // Somebody else may take the free port before the server does.
+        match Self::try_start(&options).await {
+            Ok(nats) => Ok(nats),
+            Err(_) => Self::try_start(&options).await,
+        }
+    }
+
+    async fn try_start(options: &NatsOptions) -> Result<Self> {
+        let dir = RunDir::create("nats")?;
+        let port = free_port()?;
+        let file = dir.path().join("nats.conf");
+        let store = dir.path().join("jetstream");
+        let mut lines = options.configuration.clone();
+        lines.push(format!("listen: \"127.0.0.1:{port}\""));
+        lines.push(format!("jetstream {{ store_dir: \"{}\" }}", store.display()));
+        std::fs::write(&file, lines.join("\n"))?;
+        let command = ProcessOptions::new(binary()?).args(["-c", &file.to_string_lossy()]);
+        let mut nats = Self { server: None, command, port, _dir: dir };
+        nats.start_again().await?;
+        Ok(nats)
+    }
+
+    /// Starts the stopped server on its old port and storage; returns when it takes connections.
+    pub async fn start_again(&mut self) -> Result<()> {
+        let server = self.command.start()?;
+        let port = self.port;
+        let ready = eventually_some(PATIENCE, || async {
+            match server.exited() {
+                Some(status) => Some(Err(anyhow!("{status}:\n{}", server.lines().join("\n")))),
+                None => greets(port).await.then_some(Ok(())),
+            }
+        });
+        ready.await.and_then(|outcome| outcome).context("nats-server didn't start")?;
+        self.server = Some(server);
+        Ok(())
+    }
+
+    /// `nats://127.0.0.1:<port>`.
+    pub fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+
+    /// TCP port on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub async fn stop(&mut self) -> Result<()> {
+        let server = self.server.take().context("nats-server doesn't run")?;
+        server.signal(Signal::TERM)?;
+        server.wait(PATIENCE).await.map(drop)
+    }
+
+    /// SIGKILL, and waits for the end.
+    pub async fn kill(&mut self) -> Result<()> {
+        self.server.take().context("nats-server doesn't run")?.kill().await
+    }
+
+    /// SIGSTOP: the kernel still accepts connections and bytes, nobody answers.
+    pub fn pause(&self) -> Result<()> {
+        self.server.as_ref().context("nats-server doesn't run")?.signal(Signal::STOP)
+    }
+
+    /// SIGCONT.
+    pub fn resume(&self) -> Result<()> {
+        self.server.as_ref().context("nats-server doesn't run")?.signal(Signal::CONT)
+    }
+}
+
+/// A NATS server speaks first.
+async fn greets(port: u16) -> bool {
+    let Ok(mut socket) = TcpStream::connect(("127.0.0.1", port)).await else { return false };
+    let mut greeting = [0; 5];
+    socket.read_exact(&mut greeting).await.is_ok() && &greeting == b"INFO "
+}
+
+/// `$AURA_NATS_SERVER`, PATH, or the virtual environment that `make test` fills.
+fn binary() -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let in_path = std::env::split_paths(&path).map(|folder| folder.join("nats-server")).find(|file| file.exists());
+    let private = repository_root().join(".cache/venv/bin/nats-server");
+    std::env::var_os("AURA_NATS_SERVER")
+        .map(PathBuf::from)
+        .or(in_path)
+        .or_else(|| private.exists().then_some(private))
+        .context("no nats-server found: `make test` installs one")
+}
