@@ -121,19 +121,30 @@ impl Signals {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn the_second_signal_shortens_the_drain_and_nothing_lengthens_it() {
         let shutdown = Shutdown::new(Duration::from_secs(25));
-        assert!(shutdown.deadline().is_none());
-        let start = Instant::now();
+        assert!(shutdown.deadline().is_none() && !shutdown.is_triggered());
         shutdown.trigger();
         assert!(shutdown.is_triggered());
-        assert_eq!(shutdown.deadline(), Some(start + Duration::from_secs(25)));
-        let waiting = shutdown.expired();
-        tokio::time::advance(Duration::from_secs(5)).await;
+        let first = shutdown.deadline().unwrap();
         shutdown.hurry();
+        let hurried = shutdown.deadline().unwrap();
+        assert!(hurried < first && hurried <= Instant::now() + HURRIED);
         shutdown.trigger();
-        waiting.await;
-        assert_eq!(start.elapsed().as_secs(), 6);
+        shutdown.hurry();
+        assert_eq!(shutdown.deadline(), Some(hurried));
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_the_deadline_learns_of_an_earlier_one() {
+        let shutdown = Shutdown::new(Duration::from_secs(600));
+        shutdown.trigger();
+        let waiter = tokio::spawn({
+            let shutdown = shutdown.clone();
+            async move { shutdown.expired().await }
+        });
+        shutdown.limit(Duration::ZERO);
+        tokio::time::timeout(Duration::from_secs(5), waiter).await.unwrap().unwrap();
     }
 }
