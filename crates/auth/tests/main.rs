@@ -54,12 +54,12 @@ impl Project {
 fn sign(secret: &SecretString, algorithm: Algorithm, claims: &Value, kid: Option<&str>) -> String {
     let mut header = Header::new(algorithm);
     header.kid = kid.map(str::to_owned);
-    let key = EncodingKey::from_secret(secret.expose_secret().as_bytes()).unwrap();
-    jsonwebtoken::encode(&header, claims, &key).unwrap()
+    let key = EncodingKey::from_secret(secret.expose_secret().as_bytes()).expect("a secret");
+    jsonwebtoken::encode(&header, claims, &key).expect("signs")
 }
 
 fn now() -> i64 {
-    i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()).unwrap()
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs().cast_signed()
 }
 
 #[test]

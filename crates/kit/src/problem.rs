@@ -8,8 +8,14 @@ use serde_json::{Map, Value};
 use crate::{Code, request_id};
 
 /// An error as the client sees it. Never SQL text, a DSN or a row value.
+#[derive(Debug, Clone, Serialize)]
+#[serde(transparent)]
+pub struct Problem(Box<ProblemBody>);
+
+/// The members of a [`Problem`], for the OpenAPI document.
 #[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
-pub struct Problem {
+#[schema(as = Problem)]
+pub struct ProblemBody {
     /// `urn:aura:error:<code>`.
     #[schema(example = "urn:aura:error:table_not_found")]
     r#type: String,
@@ -37,7 +43,7 @@ pub struct Problem {
 impl Problem {
     /// A problem of this code; the title, the status and whether it is retryable come with the code.
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self {
+        Self(Box::new(ProblemBody {
             r#type: format!("urn:aura:error:{code}"),
             code,
             status: code.status(),
@@ -47,7 +53,7 @@ impl Problem {
             request_id: None,
             extra: Map::new(),
             retry_after: None,
-        }
+        }))
     }
 
     /// A defect of ours. The cause goes to the log, where the request id finds it; the client learns nothing of it.
@@ -59,25 +65,25 @@ impl Problem {
     /// Adds a member.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
-        self.extra.insert(name.to_owned(), value.into());
+        self.0.extra.insert(name.to_owned(), value.into());
         self
     }
 
     /// Adds a `Retry-After` header, in seconds.
     #[must_use]
     pub fn retry_after(mut self, seconds: u64) -> Self {
-        self.retry_after = Some(seconds);
+        self.0.retry_after = Some(seconds);
         self
     }
 
     /// The code.
     pub fn code(&self) -> Code {
-        self.code
+        self.0.code
     }
 
     /// What happened this time.
     pub fn detail(&self) -> &str {
-        &self.detail
+        &self.0.detail
     }
 }
 
@@ -89,18 +95,18 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 
 impl IntoResponse for Problem {
     fn into_response(mut self) -> Response {
-        self.request_id = request_id::current();
-        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        self.0.request_id = request_id::current();
+        let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = (status, axum::Json(&self)).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if let Some(seconds) = self.retry_after {
+        if let Some(seconds) = self.0.retry_after {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
-        if self.status == 401 {
+        if self.0.status == 401 {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        response.extensions_mut().insert(self.code);
+        response.extensions_mut().insert(self.0.code);
         response
     }
 }
