@@ -74,7 +74,9 @@ create table aura.realtime_tables (
     -- R-REG-3: read after the ALTER under its lock; set from off to on only.
     enabled_at_lsn pg_lsn,
     enabled_generation integer,
+    -- R-REG-8: rows committed above it are never published.
     disabled_at_lsn pg_lsn,
+    disabled_generation integer,
     -- R-HOLE-2: max(enabled_at_lsn, E), by the worker.
     active_since_lsn pg_lsn,
     -- sources.registry_revision of the last change of desired state.

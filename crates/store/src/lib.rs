@@ -1,1 +1,91 @@
-//! aura-store
+//! The platform database: every query of it, and its migrations. Nothing else speaks SQL to it.
+//!
+//! Writes of a worker are fenced: they carry the epoch that the worker raised after it won the lease, and change nothing
+//! once a successor has raised it again ([`StoreError::Fenced`], R-LEASE-2). Every call ends within [`QUERY_TIMEOUT`].
+
+use std::{future::Future, str::FromStr, time::Duration};
+
+use sqlx::{
+    PgPool,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+
+mod audit;
+mod decode;
+mod engines;
+mod error;
+mod key;
+mod lease;
+mod migrate;
+mod projects;
+mod registrations;
+mod signals;
+mod sources;
+
+pub use audit::{AuditEntry, NewAudit};
+pub use engines::{Desired, Engine, EngineState, Gap, NewGap};
+pub use error::StoreError;
+pub use key::{KeyError, MasterKey};
+pub use lease::PostgresLease;
+pub use migrate::migrate;
+pub use projects::{
+    CreatedProject, KeyRole, NewProject, Project, ProjectAuth, ProjectKey, ProjectSecrets, ProjectSettings,
+};
+pub use registrations::{
+    NewRegistration, Registration, RegistrationFilter, RegistrationStatus, RegistrySnapshot, ReplicaIdentity, TableRef,
+};
+pub use signals::{Signal, SignalListener, StatusListener};
+pub use sources::{NewSource, Plugin, Source};
+
+/// Longest time that one call may take, waiting for a connection included.
+pub const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Connections per process: queries are short, and N replicas share the server's limit.
+const MAX_CONNECTIONS: u32 = 10;
+
+/// A handle of the platform database; clones share the pool.
+#[derive(Debug, Clone)]
+pub struct Store {
+    pool: PgPool,
+    key: MasterKey,
+}
+
+impl Store {
+    /// Connects and checks that the database answers. It need not be migrated: see [`Store::schema_is_current`].
+    pub async fn connect(url: &str, key: MasterKey) -> Result<Self, StoreError> {
+        let pool = PgPoolOptions::new().max_connections(MAX_CONNECTIONS).acquire_timeout(Duration::from_secs(5));
+        let pool = pool.connect_lazy_with(connect_options(url)?);
+        let store = Self { pool, key };
+        store.ping().await?;
+        Ok(store)
+    }
+
+    /// The pool, for tests and migrations of other schemas in the same database.
+    pub fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+
+    /// The key that seals secrets.
+    pub fn master_key(&self) -> &MasterKey {
+        &self.key
+    }
+
+    /// Whether the database answers.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        bounded(async { Ok(sqlx::query("select 1").execute(&self.pool).await.map(|_| ())?) }).await
+    }
+}
+
+/// Parses a URL; its text, which may hold a password, stays out of the error.
+fn connect_options(url: &str) -> Result<PgConnectOptions, StoreError> {
+    let options = PgConnectOptions::from_str(url).map_err(|_| StoreError::BadUrl)?;
+    Ok(options.application_name("aura-platform"))
+}
+
+/// Gives a call its deadline; a server that accepts and then says nothing must not hang us.
+async fn bounded<T>(call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    match tokio::time::timeout(QUERY_TIMEOUT, call).await {
+        Ok(result) => result,
+        Err(_) => Err(StoreError::Timeout(QUERY_TIMEOUT)),
+    }
+}

@@ -1,0 +1,316 @@
+use aura_domain::{ProjectId, SourceId, SqlName};
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize};
+use sqlx::{FromRow, PgConnection, types::Json};
+use uuid::Uuid;
+
+use crate::{
+    MasterKey, Store, StoreError,
+    audit::{self, NewAudit},
+    bounded,
+    decode::{self, rfc3339, words},
+};
+
+words! {
+    /// What an API key may do.
+    KeyRole {
+        /// Public: row security decides.
+        Anon = "anon",
+        /// The project's owner.
+        ServiceRole = "service_role",
+    }
+}
+
+/// A tenant.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Project {
+    /// Identity.
+    pub id: ProjectId,
+    /// Unique among living projects.
+    pub name: String,
+    /// Where its tables live.
+    pub source: SourceId,
+    /// Physical main schema, the client's `public`.
+    pub schema: SqlName,
+    /// What PATCH sets.
+    pub settings: ProjectSettings,
+    /// RFC 3339, UTC.
+    pub created_at: String,
+}
+
+/// A project's settings (design §6); absent ones have their defaults.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProjectSettings {
+    /// Overrides of R-FRT-2's limits by name.
+    #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
+    pub limits: serde_json::Map<String, serde_json::Value>,
+    /// Keys of end users' tokens, besides the project's secret.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub jwks_url: Option<String>,
+    /// Required `aud` of end users' tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aud: Option<String>,
+    /// Role words that tokens may carry besides `anon`, `authenticated`, `service_role` (R-RLS-8).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub roles: Vec<String>,
+    /// Further physical schemas of the project.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub schemas: Vec<SqlName>,
+    /// Tables without row security deliver nothing.
+    pub require_rls: bool,
+    /// Public channels are refused.
+    pub private_only: bool,
+}
+
+/// What a project's tokens and visibility login are made with.
+#[derive(Debug, Clone)]
+pub struct ProjectSecrets {
+    /// HS256 secret of the project's keys and end users' tokens, 43 characters.
+    pub jwt_secret: SecretString,
+    /// Password of `p_<id>_visibility` (R-RLS-9).
+    pub visibility_password: SecretString,
+}
+
+/// An API key: a JWT whose `kid` is this id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProjectKey {
+    /// `kid`.
+    pub id: Uuid,
+    /// What it may do.
+    pub role: KeyRole,
+}
+
+/// Everything that verifying a token of a project needs.
+#[derive(Debug, Clone)]
+pub struct ProjectAuth {
+    /// The project.
+    pub project: Project,
+    /// See [`ProjectSecrets::jwt_secret`].
+    pub jwt_secret: SecretString,
+    /// Keys that aren't revoked.
+    pub keys: Vec<ProjectKey>,
+}
+
+/// What a project is made from.
+#[derive(Debug, Clone)]
+pub struct NewProject {
+    /// `None` = a fresh one.
+    pub id: Option<ProjectId>,
+    /// See [`Project::name`].
+    pub name: String,
+    /// See [`Project::source`].
+    pub source: SourceId,
+    /// `None` = `project_<id>`.
+    pub schema: Option<SqlName>,
+    /// See [`Project::settings`].
+    pub settings: ProjectSettings,
+}
+
+/// A project, with what is shown once.
+#[derive(Debug, Clone)]
+pub struct CreatedProject {
+    /// The project.
+    pub project: Project,
+    /// Its secrets.
+    pub secrets: ProjectSecrets,
+    /// Row of the anon key.
+    pub anon_key: Uuid,
+    /// Row of the service_role key.
+    pub service_role_key: Uuid,
+}
+
+#[derive(FromRow)]
+struct ProjectRow {
+    id: Uuid,
+    name: String,
+    source_id: Uuid,
+    schema_name: String,
+    settings: Json<ProjectSettings>,
+    created_at: String,
+    jwt_secret: Vec<u8>,
+    visibility_password: Vec<u8>,
+}
+
+macro_rules! columns {
+    () => {
+        concat!(
+            "id, name, source_id, schema_name, settings, ",
+            rfc3339!("created_at"),
+            " as created_at, jwt_secret, visibility_password"
+        )
+    };
+}
+
+impl ProjectRow {
+    fn open(self, key: &MasterKey) -> Result<(Project, ProjectSecrets), StoreError> {
+        let id = ProjectId(self.id);
+        let secrets = ProjectSecrets {
+            jwt_secret: open_text(key, &self.jwt_secret, &aad(id, "jwt_secret"))?,
+            visibility_password: open_text(key, &self.visibility_password, &aad(id, "visibility_password"))?,
+        };
+        Ok((self.project()?, secrets))
+    }
+
+    fn project(self) -> Result<Project, StoreError> {
+        Ok(Project {
+            id: ProjectId(self.id),
+            name: self.name,
+            source: SourceId(self.source_id),
+            schema: decode::name(self.schema_name)?,
+            settings: self.settings.0,
+            created_at: self.created_at,
+        })
+    }
+}
+
+fn aad(id: ProjectId, what: &str) -> String {
+    format!("project {id} {what}")
+}
+
+/// Opens a sealed text.
+pub(crate) fn open_text(key: &MasterKey, sealed: &[u8], aad: &str) -> Result<SecretString, StoreError> {
+    let plain = key.open(sealed, aad)?;
+    String::from_utf8(plain).map(SecretString::from).map_err(|_| StoreError::Corrupt("secret"))
+}
+
+/// 256 random bits as 43 URL-safe characters.
+fn random_secret() -> SecretString {
+    URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>()).into()
+}
+
+impl Store {
+    /// Makes a tenant with fresh secrets and one key of each role. Its schema and roles in the source are the caller's
+    /// next step (idempotent there). `Taken` = name or schema; `NotFound` = source.
+    pub async fn create_project(&self, new: NewProject, actor: &str) -> Result<CreatedProject, StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            let source = sqlx::query("select from aura.sources where id = $1 for key share").bind(new.source.0);
+            source.fetch_optional(&mut *tx).await?.ok_or(StoreError::NotFound("source"))?;
+            let secrets = ProjectSecrets { jwt_secret: random_secret(), visibility_password: random_secret() };
+            let project = self.insert_project(&mut tx, new, &secrets).await?;
+            let anon_key = insert_key(&mut tx, project.id, KeyRole::Anon).await?;
+            let service_role_key = insert_key(&mut tx, project.id, KeyRole::ServiceRole).await?;
+            audit::append(&mut tx, created_entry(&project, actor)).await?;
+            notify_projects(&mut tx, project.id).await?;
+            tx.commit().await?;
+            Ok(CreatedProject { project, secrets, anon_key, service_role_key })
+        })
+        .await
+    }
+
+    async fn insert_project(
+        &self,
+        connection: &mut PgConnection,
+        new: NewProject,
+        secrets: &ProjectSecrets,
+    ) -> Result<Project, StoreError> {
+        let id = new.id.unwrap_or_else(|| ProjectId(Uuid::new_v4()));
+        let seal = |secret: &SecretString, what| self.key.seal(secret.expose_secret().as_bytes(), &aad(id, what));
+        let query = sqlx::query_as::<_, ProjectRow>(concat!(
+            "insert into aura.projects (id, name, source_id, schema_name, settings, jwt_secret, visibility_password)
+             values ($1, $2, $3, $4, $5, $6, $7) returning ",
+            columns!()
+        ));
+        query
+            .bind(id.0)
+            .bind(new.name)
+            .bind(new.source.0)
+            .bind(new.schema.map_or_else(|| format!("project_{id}"), |schema| schema.to_string()))
+            .bind(Json(new.settings))
+            .bind(seal(&secrets.jwt_secret, "jwt_secret"))
+            .bind(seal(&secrets.visibility_password, "visibility_password"))
+            .fetch_one(connection)
+            .await?
+            .project()
+    }
+
+    /// One living project.
+    pub async fn project(&self, id: ProjectId) -> Result<Option<Project>, StoreError> {
+        self.project_row(id).await?.map(ProjectRow::project).transpose()
+    }
+
+    /// One living project with its secrets.
+    pub async fn project_with_secrets(&self, id: ProjectId) -> Result<Option<(Project, ProjectSecrets)>, StoreError> {
+        self.project_row(id).await?.map(|row| row.open(&self.key)).transpose()
+    }
+
+    /// What verifying a token of the project needs.
+    pub async fn project_auth(&self, id: ProjectId) -> Result<Option<ProjectAuth>, StoreError> {
+        let Some((project, secrets)) = self.project_with_secrets(id).await? else { return Ok(None) };
+        let query = sqlx::query_as::<_, (Uuid, String)>(
+            "select id, role from aura.keys where project_id = $1 and revoked_at is null order by id",
+        );
+        let rows = bounded(async { Ok(query.bind(id.0).fetch_all(&self.pool).await?) }).await?;
+        let key = |(id, role): (Uuid, String)| Ok(ProjectKey { id, role: role.parse()? });
+        let keys = rows.into_iter().map(key).collect::<Result<_, StoreError>>()?;
+        Ok(Some(ProjectAuth { project, jwt_secret: secrets.jwt_secret, keys }))
+    }
+
+    async fn project_row(&self, id: ProjectId) -> Result<Option<ProjectRow>, StoreError> {
+        let query =
+            sqlx::query_as(concat!("select ", columns!(), " from aura.projects where id = $1 and deleted_at is null"));
+        bounded(async { Ok(query.bind(id.0).fetch_optional(&self.pool).await?) }).await
+    }
+
+    /// The living project of a name.
+    pub async fn project_by_name(&self, name: &str) -> Result<Option<Project>, StoreError> {
+        let query = sqlx::query_as::<_, ProjectRow>(concat!(
+            "select ",
+            columns!(),
+            " from aura.projects where name = $1 and deleted_at is null"
+        ));
+        let row = bounded(async { Ok(query.bind(name).fetch_optional(&self.pool).await?) }).await?;
+        row.map(ProjectRow::project).transpose()
+    }
+
+    /// Every living project of a source, for its worker.
+    pub async fn projects_of_source(&self, source: SourceId) -> Result<Vec<(Project, ProjectSecrets)>, StoreError> {
+        let query = sqlx::query_as::<_, ProjectRow>(concat!(
+            "select ",
+            columns!(),
+            " from aura.projects where source_id = $1 and deleted_at is null order by id"
+        ));
+        let rows = bounded(async { Ok(query.bind(source.0).fetch_all(&self.pool).await?) }).await?;
+        rows.into_iter().map(|row| row.open(&self.key)).collect()
+    }
+
+    /// Living projects in the order of their ids, `limit` of them, above `after` (the cursor).
+    pub async fn list_projects(&self, after: Option<ProjectId>, limit: u32) -> Result<Vec<Project>, StoreError> {
+        let query = sqlx::query_as::<_, ProjectRow>(concat!(
+            "select ",
+            columns!(),
+            " from aura.projects where deleted_at is null and ($1::uuid is null or id > $1) order by id limit $2"
+        ));
+        let query = query.bind(after.map(|id| id.0)).bind(i64::from(limit));
+        let rows = bounded(async { Ok(query.fetch_all(&self.pool).await?) }).await?;
+        rows.into_iter().map(ProjectRow::project).collect()
+    }
+}
+
+async fn insert_key(connection: &mut PgConnection, project: ProjectId, role: KeyRole) -> Result<Uuid, StoreError> {
+    let id = Uuid::new_v4();
+    let query = sqlx::query("insert into aura.keys (id, project_id, role) values ($1, $2, $3)");
+    query.bind(id).bind(project.0).bind(role.as_str()).execute(connection).await?;
+    Ok(id)
+}
+
+async fn notify_projects(connection: &mut PgConnection, project: ProjectId) -> Result<(), StoreError> {
+    sqlx::query("select pg_notify('aura_projects', $1)").bind(project.to_string()).execute(connection).await?;
+    Ok(())
+}
+
+fn created_entry<'a>(project: &Project, actor: &'a str) -> NewAudit<'a> {
+    NewAudit {
+        project: Some(project.id),
+        actor,
+        action: "project.create",
+        target: project.name.clone(),
+        before: None,
+        after: Some(serde_json::json!({
+            "source": project.source, "schema": project.schema, "settings": project.settings
+        })),
+        request_id: None,
+    }
+}

@@ -1,0 +1,552 @@
+use aura_domain::{Epoch, Generation, Lsn, ProjectId, SourceId, SqlName};
+use sqlx::{FromRow, PgConnection, postgres::types::Oid};
+use uuid::Uuid;
+
+use crate::{
+    Store, StoreError,
+    audit::{self, NewAudit},
+    bounded,
+    decode::{self, generation, generation_column, lsn, rfc3339, word, words},
+    engines::fence,
+};
+
+words! {
+    /// Observed state of a registration.
+    RegistrationStatus {
+        /// The running filter doesn't cover it yet.
+        Pending = "pending",
+        /// Live.
+        Active = "active",
+        /// The plugin refuses the name or table (R-REG-6).
+        Blocked = "blocked",
+        /// Dropped; a new table of the name is another table (R-REG-2).
+        Missing = "missing",
+        /// Off.
+        Disabled = "disabled",
+    }
+}
+
+/// A table of a project by its physical names.
+#[derive(Debug, Clone, Copy)]
+pub struct TableRef<'a> {
+    /// Tenant.
+    pub project: ProjectId,
+    /// Physical schema.
+    pub schema: &'a SqlName,
+    /// Table.
+    pub table: &'a SqlName,
+}
+
+/// `pg_class.relreplident`, and the index where it is `i`.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct ReplicaIdentity {
+    /// `d` default, `n` nothing, `f` full, `i` index.
+    pub kind: char,
+    /// Index of kind `i`.
+    pub index: Option<SqlName>,
+}
+
+/// Intent of a PUT `{"enabled": true}`.
+#[derive(Debug, Clone, Copy)]
+pub struct NewRegistration<'a> {
+    /// Which table.
+    pub table: TableRef<'a>,
+    /// Its source.
+    pub source: SourceId,
+    /// Its OID now.
+    pub oid: u32,
+    /// Its replica identity now, before any ALTER of ours: kept to restore it on disable, whatever crashes in between.
+    pub identity: Option<&'a ReplicaIdentity>,
+    /// Key id and role.
+    pub actor: &'a str,
+    /// Of the HTTP request.
+    pub request_id: Option<&'a str>,
+}
+
+/// Desired and observed state of one table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Registration {
+    /// Identity.
+    pub id: Uuid,
+    /// Tenant.
+    pub project: ProjectId,
+    /// Source.
+    pub source: SourceId,
+    /// Physical schema.
+    pub schema: SqlName,
+    /// Table.
+    pub table: SqlName,
+    /// `pg_class.oid`; leads over the name.
+    pub oid: u32,
+    /// Desired.
+    pub enabled: bool,
+    /// Observed.
+    pub status: RegistrationStatus,
+    /// Why it is blocked or missing.
+    pub reason: Option<String>,
+    /// The ALTER has committed: only then it may enter the filter (R-HOLE-3).
+    pub identity_set: bool,
+    /// To restore on disable.
+    pub previous_identity: Option<ReplicaIdentity>,
+    /// Nothing with a commit LSN below it is published, within [`Registration::enabled_generation`].
+    pub enabled_at_lsn: Option<Lsn>,
+    /// In a later generation every row qualifies.
+    pub enabled_generation: Option<Generation>,
+    /// Nothing committed above it is published, within [`Registration::disabled_generation`].
+    pub disabled_at_lsn: Option<Lsn>,
+    /// Generation of `disabled_at_lsn`.
+    pub disabled_generation: Option<Generation>,
+    /// Nothing committed above it is lost (R-HOLE-2).
+    pub active_since_lsn: Option<Lsn>,
+    /// Registry revision of its last change: applied once the engine's applied revision is as high.
+    pub revision: i64,
+    /// RFC 3339, UTC.
+    pub updated_at: String,
+    /// Who changed it last.
+    pub updated_by: String,
+}
+
+/// All that a worker must cover, at one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RegistrySnapshot {
+    /// `sources.registry_revision`.
+    pub revision: i64,
+    /// Enabled ones; and disabled ones while rows from before the disable may still be unconfirmed.
+    pub registrations: Vec<Registration>,
+}
+
+/// Which registrations to list.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RegistrationFilter<'a> {
+    /// Only (not) enabled ones.
+    pub enabled: Option<bool>,
+    /// Only tables whose name contains it, ignoring case.
+    pub q: Option<&'a str>,
+    /// Only those behind this (schema, table): the cursor.
+    pub after: Option<(&'a str, &'a str)>,
+    /// At most so many.
+    pub limit: u32,
+}
+
+#[derive(FromRow)]
+struct RegistrationRow {
+    id: Uuid,
+    project_id: Uuid,
+    source_id: Uuid,
+    schema_name: String,
+    table_name: String,
+    table_oid: Oid,
+    enabled: bool,
+    status: String,
+    reason: Option<String>,
+    identity_set: bool,
+    previous_identity: Option<String>,
+    previous_identity_index: Option<String>,
+    enabled_at_lsn: Option<String>,
+    enabled_generation: Option<i32>,
+    disabled_at_lsn: Option<String>,
+    disabled_generation: Option<i32>,
+    active_since_lsn: Option<String>,
+    revision: i64,
+    updated_at: String,
+    updated_by: String,
+}
+
+macro_rules! columns {
+    () => {
+        concat!(
+            "r.id, r.project_id, r.source_id, r.schema_name, r.table_name, r.table_oid, r.enabled, r.status, r.reason,
+             r.identity_set, r.previous_identity, r.previous_identity_index,
+             r.enabled_at_lsn::text as enabled_at_lsn, r.enabled_generation,
+             r.disabled_at_lsn::text as disabled_at_lsn, r.disabled_generation,
+             r.active_since_lsn::text as active_since_lsn, r.revision, ",
+            rfc3339!("r.updated_at"),
+            " as updated_at, r.updated_by"
+        )
+    };
+}
+
+impl TryFrom<RegistrationRow> for Registration {
+    type Error = StoreError;
+
+    fn try_from(row: RegistrationRow) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: row.id,
+            project: ProjectId(row.project_id),
+            source: SourceId(row.source_id),
+            schema: decode::name(row.schema_name)?,
+            table: decode::name(row.table_name)?,
+            oid: row.table_oid.0,
+            enabled: row.enabled,
+            status: word(&row.status, "status")?,
+            reason: row.reason,
+            identity_set: row.identity_set,
+            previous_identity: identity(row.previous_identity, row.previous_identity_index)?,
+            enabled_at_lsn: lsn(row.enabled_at_lsn)?,
+            enabled_generation: row.enabled_generation.map(generation).transpose()?,
+            disabled_at_lsn: lsn(row.disabled_at_lsn)?,
+            disabled_generation: row.disabled_generation.map(generation).transpose()?,
+            active_since_lsn: lsn(row.active_since_lsn)?,
+            revision: row.revision,
+            updated_at: row.updated_at,
+            updated_by: row.updated_by,
+        })
+    }
+}
+
+fn identity(kind: Option<String>, index: Option<String>) -> Result<Option<ReplicaIdentity>, StoreError> {
+    let Some(kind) = decode::parsed::<char>(kind, "replica identity")? else { return Ok(None) };
+    Ok(Some(ReplicaIdentity { kind, index: index.map(decode::name).transpose()? }))
+}
+
+fn registrations(rows: Vec<RegistrationRow>) -> Result<Vec<Registration>, StoreError> {
+    rows.into_iter().map(Registration::try_from).collect()
+}
+
+impl Store {
+    /// Writes the intent to enable, with its audit line, in one transaction, and signals the worker. Changes nothing
+    /// where the table is enabled under the same OID and neither blocked nor missing (R-REG-1).
+    ///
+    /// The ALTER comes next, then [`Store::identity_set`]. `NotFound` = the source.
+    pub async fn enable_table(&self, new: NewRegistration<'_>) -> Result<Registration, StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            lock_registry(&mut tx, new.source).await?;
+            let before = select(&mut tx, new.table).await?;
+            if let Some(live) = before.as_ref().filter(|before| is_live(before, new.oid)) {
+                return Ok(live.clone());
+            }
+            let revision = raise_revision(&mut tx, new.source).await?;
+            let after = write_enabled(&mut tx, &new, revision).await?;
+            let entry = entry("table.enable", before.as_ref(), &after, new.actor, new.request_id);
+            audit::append(&mut tx, entry).await?;
+            tx.commit().await?;
+            Ok(after)
+        })
+        .await
+    }
+
+    /// Records that the ALTER has committed; the table may now enter the filter. The LSN is kept from the first time
+    /// after off to on, so that drift repair doesn't move it; the previous identity only where the intent had none.
+    pub async fn identity_set(
+        &self,
+        id: Uuid,
+        previous: Option<&ReplicaIdentity>,
+        enabled_at_lsn: Lsn,
+        generation: Generation,
+    ) -> Result<Registration, StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            let source = source_of(&mut tx, id).await?;
+            lock_registry(&mut tx, source).await?;
+            let before = select_by_id(&mut tx, id).await?.ok_or(StoreError::NotFound("registration"))?;
+            if before.identity_set || !before.enabled {
+                return Ok(before);
+            }
+            let revision = raise_revision(&mut tx, source).await?;
+            let query = sqlx::query_as::<_, RegistrationRow>(concat!(
+                "update aura.realtime_tables as r set identity_set = true, revision = $2, updated_at = now(),
+                    previous_identity = coalesce(previous_identity, $3),
+                    previous_identity_index = case when previous_identity is null then $4
+                        else previous_identity_index end,
+                    enabled_at_lsn = coalesce(enabled_at_lsn, $5::text::pg_lsn),
+                    enabled_generation = coalesce(enabled_generation, $6)
+                 where id = $1 returning ",
+                columns!()
+            ));
+            let after = query
+                .bind(id)
+                .bind(revision)
+                .bind(previous.map(|identity| identity.kind.to_string()))
+                .bind(previous.and_then(|identity| identity.index.as_ref()).map(SqlName::as_str))
+                .bind(enabled_at_lsn.to_string())
+                .bind(generation_column(generation))
+                .fetch_one(&mut *tx)
+                .await?
+                .try_into()?;
+            tx.commit().await?;
+            Ok(after)
+        })
+        .await
+    }
+
+    /// Turns a table off above `disabled_at_lsn`, with its audit line, and signals the worker. `None` = it was never
+    /// registered. Changes nothing if it is off. Restoring the identity comes later: [`Store::identity_restored`].
+    pub async fn disable_table(
+        &self,
+        table: TableRef<'_>,
+        disabled_at_lsn: Lsn,
+        actor: &str,
+        request_id: Option<&str>,
+    ) -> Result<Option<Registration>, StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            let Some(known) = select(&mut tx, table).await? else { return Ok(None) };
+            lock_registry(&mut tx, known.source).await?;
+            let before = select(&mut tx, table).await?.ok_or(StoreError::NotFound("registration"))?;
+            if !before.enabled {
+                return Ok(Some(before));
+            }
+            let revision = raise_revision(&mut tx, before.source).await?;
+            let query = sqlx::query_as::<_, RegistrationRow>(concat!(
+                "update aura.realtime_tables as r set enabled = false, status = 'disabled', reason = null,
+                    disabled_at_lsn = $3::text::pg_lsn, disabled_generation = e.generation, active_since_lsn = null,
+                    revision = $2, updated_at = now(), updated_by = $4
+                 from aura.engines e where r.id = $1 and e.source_id = r.source_id returning ",
+                columns!()
+            ));
+            let query = query.bind(before.id).bind(revision).bind(disabled_at_lsn.to_string()).bind(actor);
+            let after: Registration = query.fetch_one(&mut *tx).await?.try_into()?;
+            audit::append(&mut tx, entry("table.disable", Some(&before), &after, actor, request_id)).await?;
+            tx.commit().await?;
+            Ok(Some(after))
+        })
+        .await
+    }
+
+    /// Records that a disabled table has its previous identity back (or that it was no longer what we had set).
+    pub async fn identity_restored(&self, id: Uuid) -> Result<(), StoreError> {
+        let query = sqlx::query(
+            "update aura.realtime_tables set identity_set = false, previous_identity = null,
+                previous_identity_index = null where id = $1 and not enabled",
+        );
+        bounded(async { Ok(query.bind(id).execute(&self.pool).await.map(|_| ())?) }).await
+    }
+
+    /// One registration by name.
+    pub async fn registration(&self, table: TableRef<'_>) -> Result<Option<Registration>, StoreError> {
+        bounded(async { select(&mut *self.pool.acquire().await?, table).await }).await
+    }
+
+    /// One registration by identity.
+    pub async fn registration_by_id(&self, id: Uuid) -> Result<Option<Registration>, StoreError> {
+        bounded(async { select_by_id(&mut *self.pool.acquire().await?, id).await }).await
+    }
+
+    /// A project's registrations by schema and table name.
+    pub async fn registrations_of_project(
+        &self,
+        project: ProjectId,
+        filter: RegistrationFilter<'_>,
+    ) -> Result<Vec<Registration>, StoreError> {
+        let query = sqlx::query_as(concat!(
+            "select ",
+            columns!(),
+            r#" from aura.realtime_tables r where project_id = $1 and ($2::bool is null or enabled = $2)
+                and ($3::text is null or position(lower($3) in lower(table_name)) > 0)
+                and ($4::text is null or (schema_name collate "C", table_name collate "C") > ($4, $5))
+              order by schema_name collate "C", table_name collate "C" limit $6"#
+        ));
+        let query = query
+            .bind(project.0)
+            .bind(filter.enabled)
+            .bind(filter.q)
+            .bind(filter.after.map(|(schema, _)| schema))
+            .bind(filter.after.map(|(_, table)| table))
+            .bind(i64::from(filter.limit));
+        registrations(bounded(async { Ok(query.fetch_all(&self.pool).await?) }).await?)
+    }
+
+    /// What the source's worker must cover, from one snapshot. `NotFound` = the source.
+    pub async fn registry(&self, source: SourceId) -> Result<RegistrySnapshot, StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin_with("begin isolation level repeatable read read only").await?;
+            let revision = sqlx::query_scalar("select registry_revision from aura.sources where id = $1");
+            let revision = revision.bind(source.0).fetch_optional(&mut *tx).await?;
+            let rows = sqlx::query_as(concat!(
+                "select ",
+                columns!(),
+                " from aura.realtime_tables r
+                  join aura.projects pr on pr.id = r.project_id and pr.deleted_at is null
+                  join aura.engines e on e.source_id = r.source_id
+                  left join aura.source_positions p on p.source_id = r.source_id and p.generation = e.generation
+                  where r.source_id = $1 and (r.enabled or (r.disabled_generation = e.generation
+                    and (p.confirmed_lsn is null or r.disabled_at_lsn > p.confirmed_lsn)))
+                  order by r.id"
+            ));
+            let rows = rows.bind(source.0).fetch_all(&mut *tx).await?;
+            let revision = revision.ok_or(StoreError::NotFound("source"))?;
+            Ok(RegistrySnapshot { revision, registrations: registrations(rows)? })
+        })
+        .await
+    }
+
+    /// The running filter, made of `revision`, covers these: `(registration, active_since_lsn)`. One that was changed
+    /// after that revision is left alone; one that is active keeps the older LSN.
+    pub async fn mark_active(
+        &self,
+        source: SourceId,
+        epoch: Epoch,
+        revision: i64,
+        active: &[(Uuid, Lsn)],
+    ) -> Result<(), StoreError> {
+        let ids: Vec<Uuid> = active.iter().map(|(id, _)| *id).collect();
+        let lsns: Vec<String> = active.iter().map(|(_, lsn)| lsn.to_string()).collect();
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            fence(&mut tx, source, epoch).await?;
+            let query = sqlx::query(
+                "update aura.realtime_tables r set status = 'active', reason = null,
+                    active_since_lsn = coalesce(r.active_since_lsn, a.lsn::pg_lsn)
+                 from unnest($3::uuid[], $4::text[]) as a (id, lsn)
+                 where r.id = a.id and r.source_id = $1 and r.enabled and r.identity_set and r.revision <= $2",
+            );
+            query.bind(source.0).bind(revision).bind(&ids).bind(&lsns).execute(&mut *tx).await?;
+            notify_status(&mut tx, source).await?;
+            tx.commit().await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// The worker found an enabled registration blocked, missing or pending again; `reason` for people.
+    pub async fn mark_status(
+        &self,
+        source: SourceId,
+        epoch: Epoch,
+        id: Uuid,
+        status: RegistrationStatus,
+        reason: Option<&str>,
+    ) -> Result<(), StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            fence(&mut tx, source, epoch).await?;
+            let query = sqlx::query(
+                "update aura.realtime_tables set status = $3, reason = $4, active_since_lsn = null
+                 where id = $2 and source_id = $1 and enabled",
+            );
+            query.bind(source.0).bind(id).bind(status.as_str()).bind(reason).execute(&mut *tx).await?;
+            notify_status(&mut tx, source).await?;
+            tx.commit().await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// The running filter and the exact check hold everything up to `revision` (200 of a PUT, of disables, too).
+    pub async fn set_applied_revision(&self, source: SourceId, epoch: Epoch, revision: i64) -> Result<(), StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            fence(&mut tx, source, epoch).await?;
+            let query = sqlx::query("update aura.engines set applied_revision = $2 where source_id = $1");
+            query.bind(source.0).bind(revision).execute(&mut *tx).await?;
+            notify_status(&mut tx, source).await?;
+            tx.commit().await?;
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// Puts writers of one source's registrations in a row; released at the transaction's end.
+async fn lock_registry(connection: &mut PgConnection, source: SourceId) -> Result<(), StoreError> {
+    let query = sqlx::query("select from aura.sources where id = $1 for no key update").bind(source.0);
+    query.fetch_optional(connection).await?.map(|_| ()).ok_or(StoreError::NotFound("source"))
+}
+
+/// Next revision of the source's registry; the signal goes out with the commit.
+async fn raise_revision(connection: &mut PgConnection, source: SourceId) -> Result<i64, StoreError> {
+    let query = sqlx::query_scalar(
+        "update aura.sources set registry_revision = registry_revision + 1 where id = $1 returning registry_revision",
+    );
+    let revision = query.bind(source.0).fetch_one(&mut *connection).await?;
+    sqlx::query("select pg_notify('aura_registry', $1)").bind(source.to_string()).execute(connection).await?;
+    Ok(revision)
+}
+
+pub(crate) async fn notify_status(connection: &mut PgConnection, source: SourceId) -> Result<(), StoreError> {
+    sqlx::query("select pg_notify('aura_registry_status', $1)").bind(source.to_string()).execute(connection).await?;
+    Ok(())
+}
+
+/// Whether a PUT of `enabled: true` has nothing to write.
+fn is_live(registration: &Registration, oid: u32) -> bool {
+    let healthy = matches!(registration.status, RegistrationStatus::Pending | RegistrationStatus::Active);
+    registration.enabled && registration.oid == oid && healthy
+}
+
+/// Off to on, another table under the name, or another try of a blocked one. In the last case what the ALTER left is
+/// kept; so is a previous identity that was never restored.
+async fn write_enabled(
+    connection: &mut PgConnection,
+    new: &NewRegistration<'_>,
+    revision: i64,
+) -> Result<Registration, StoreError> {
+    let query = sqlx::query_as::<_, RegistrationRow>(concat!(
+        "insert into aura.realtime_tables as r (id, project_id, source_id, schema_name, table_name, table_oid, enabled,
+            previous_identity, previous_identity_index, revision, updated_by)
+         values ($1, $2, $3, $4, $5, $6, true, $7, $8, $9, $10)
+         on conflict (project_id, schema_name, table_name) do update set
+            source_id = excluded.source_id, table_oid = excluded.table_oid, enabled = true, status = 'pending',
+            reason = null,
+            identity_set = r.identity_set and r.enabled and r.table_oid = excluded.table_oid,
+            previous_identity = case when r.previous_identity is null or r.table_oid <> excluded.table_oid
+                then excluded.previous_identity else r.previous_identity end,
+            previous_identity_index = case when r.previous_identity is null or r.table_oid <> excluded.table_oid
+                then excluded.previous_identity_index else r.previous_identity_index end,
+            enabled_at_lsn = case when r.enabled and r.table_oid = excluded.table_oid then r.enabled_at_lsn end,
+            enabled_generation = case when r.enabled and r.table_oid = excluded.table_oid
+                then r.enabled_generation end,
+            disabled_at_lsn = null, disabled_generation = null, active_since_lsn = null,
+            revision = excluded.revision, updated_at = now(), updated_by = excluded.updated_by
+         returning ",
+        columns!()
+    ));
+    query
+        .bind(Uuid::now_v7())
+        .bind(new.table.project.0)
+        .bind(new.source.0)
+        .bind(new.table.schema.as_str())
+        .bind(new.table.table.as_str())
+        .bind(Oid(new.oid))
+        .bind(new.identity.map(|identity| identity.kind.to_string()))
+        .bind(new.identity.and_then(|identity| identity.index.as_ref()).map(SqlName::as_str))
+        .bind(revision)
+        .bind(new.actor)
+        .fetch_one(connection)
+        .await?
+        .try_into()
+}
+
+async fn select(connection: &mut PgConnection, table: TableRef<'_>) -> Result<Option<Registration>, StoreError> {
+    let query = sqlx::query_as::<_, RegistrationRow>(concat!(
+        "select ",
+        columns!(),
+        " from aura.realtime_tables r where project_id = $1 and schema_name = $2 and table_name = $3"
+    ));
+    let query = query.bind(table.project.0).bind(table.schema.as_str()).bind(table.table.as_str());
+    query.fetch_optional(connection).await?.map(Registration::try_from).transpose()
+}
+
+async fn select_by_id(connection: &mut PgConnection, id: Uuid) -> Result<Option<Registration>, StoreError> {
+    let query = sqlx::query_as::<_, RegistrationRow>(concat!(
+        "select ",
+        columns!(),
+        " from aura.realtime_tables r where id = $1"
+    ));
+    query.bind(id).fetch_optional(connection).await?.map(Registration::try_from).transpose()
+}
+
+async fn source_of(connection: &mut PgConnection, id: Uuid) -> Result<SourceId, StoreError> {
+    let query = sqlx::query_scalar("select source_id from aura.realtime_tables where id = $1").bind(id);
+    query.fetch_optional(connection).await?.map(SourceId).ok_or(StoreError::NotFound("registration"))
+}
+
+fn entry<'a>(
+    action: &'static str,
+    before: Option<&Registration>,
+    after: &Registration,
+    actor: &'a str,
+    request_id: Option<&'a str>,
+) -> NewAudit<'a> {
+    let state = |r: &Registration| serde_json::json!({"enabled": r.enabled, "status": r.status, "oid": r.oid});
+    NewAudit {
+        project: Some(after.project),
+        actor,
+        action,
+        target: format!("{}.{}", after.schema, after.table),
+        before: before.map(state),
+        after: Some(state(after)),
+        request_id,
+    }
+}
