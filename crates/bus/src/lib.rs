@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use aura_domain::{Epoch, SourceId};
 pub use aura_wire::Subject;
 use bytes::Bytes;
+use futures_util::{FutureExt as _, StreamExt as _};
 
 mod memory;
 mod nats;
@@ -106,20 +107,28 @@ pub trait Bus: Send + Sync + 'static {
 /// Messages of one [`Bus::subscribe`]. The queue is bounded; what doesn't fit is dropped and counted in
 /// [`ConnectionState::slow_consumer`].
 #[derive(Debug)]
-pub struct Subscription {
-    messages: tokio::sync::mpsc::Receiver<Message>,
-    /// Ends the feeding task when the subscription is dropped.
-    _guard: tokio_util::sync::DropGuard,
+pub struct Subscription(Feed);
+
+#[derive(Debug)]
+enum Feed {
+    Memory(tokio::sync::mpsc::Receiver<Message>),
+    Nats(async_nats::Subscriber),
 }
 
 impl Subscription {
     /// The next message; `None` when the bus was closed. Cancel-safe.
     pub async fn next(&mut self) -> Option<Message> {
-        self.messages.recv().await
+        match &mut self.0 {
+            Feed::Memory(queue) => queue.recv().await,
+            Feed::Nats(subscriber) => subscriber.next().await.map(nats::incoming),
+        }
     }
 
     /// The next message if there is one now.
     pub fn try_next(&mut self) -> Option<Message> {
-        self.messages.try_recv().ok()
+        match &mut self.0 {
+            Feed::Memory(queue) => queue.try_recv().ok(),
+            Feed::Nats(subscriber) => subscriber.next().now_or_never().flatten().map(nats::incoming),
+        }
     }
 }
