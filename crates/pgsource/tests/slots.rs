@@ -1,0 +1,88 @@
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use aura_domain::{Epoch, SourceId};
+use aura_pgsource::{Plugin, ReplicationConnection, SqlState, slot, wal2json_options};
+
+use crate::lab::{APP, Lab, PATIENCE, SLOT};
+
+fn source() -> Result<SourceId> {
+    Ok("0191d0a0-0000-7000-8000-000000000001".parse()?)
+}
+
+#[tokio::test]
+async fn r_eng_8_a_slot_is_created_seen_and_dropped() -> Result<()> {
+    let lab = Lab::start().await?;
+    assert_eq!(slot::status(&lab.sql, SLOT).await?, None);
+    let mut connection = lab.replication().await?;
+    let system = connection.identify_system().await?;
+    assert_eq!(system.database, "postgres");
+    assert!(system.system_identifier.parse::<u64>().is_ok() && system.timeline == 1);
+    assert_eq!(connection.wal_sender_timeout().await?, Some(Duration::from_secs(60)));
+    let created = connection.create_slot(SLOT, Plugin::Wal2json).await?;
+    let error = connection.create_slot(SLOT, Plugin::Wal2json).await.err().context("a second one")?;
+    assert_eq!(error.sqlstate(), Some(&SqlState::DUPLICATE_OBJECT));
+    assert!(!error.is_connection_error());
+
+    let status = slot::status(&lab.sql, SLOT).await?.context("slot")?;
+    assert!(!status.active && !status.is_lost() && status.holder.is_none());
+    assert_eq!((status.confirmed_flush, &*status.plugin), (Some(created), "wal2json"));
+    assert!(status.wal_end >= created && status.restart.is_some() && status.safe_wal_size.is_some());
+    connection.drop_slot(SLOT).await?;
+    assert_eq!(slot::status(&lab.sql, SLOT).await?, None);
+    Ok(())
+}
+
+#[tokio::test]
+async fn r_eng_5_shutdown_all_frees_the_slot_at_once() -> Result<()> {
+    let lab = Lab::start().await?;
+    let created = lab.create_slot(Plugin::Wal2json).await?;
+    let tail = lab.tail(created, &[]).await?;
+    let status = slot::status(&lab.sql, SLOT).await?.context("slot")?;
+    assert_eq!(status.holder.context("holder")?.application_name, APP);
+    assert_eq!(lab.sockets.open(), 1);
+    // The stream's owner does nothing at all meanwhile.
+    lab.sockets.shutdown_all();
+    assert!(slot::wait_inactive(&lab.sql, SLOT, Duration::from_secs(2)).await?);
+    let refused = ReplicationConnection::connect(&lab.url, APP, &lab.sockets, PATIENCE).await;
+    assert!(matches!(refused, Err(aura_pgsource::SourceError::Shut)));
+    drop(tail);
+    tokio::time::timeout(PATIENCE, lab.sockets.closed()).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn r_eng_7_only_an_older_epoch_of_ours_is_terminated() -> Result<()> {
+    let lab = Lab::start().await?;
+    let created = lab.create_slot(Plugin::Wal2json).await?;
+    let mut tail = lab.tail(created, &[]).await?;
+    let other: SourceId = "0191d0a0-0000-7000-8000-000000000002".parse()?;
+    for (source, epoch) in [(source()?, 0), (source()?, 1), (other, 9)] {
+        let ended = slot::terminate_older_epoch(&lab.sql, SLOT, source, Epoch(epoch)).await?;
+        assert_eq!(ended, None, "epoch {epoch}");
+    }
+    assert!(slot::status(&lab.sql, SLOT).await?.context("slot")?.active);
+    let ended = slot::terminate_older_epoch(&lab.sql, SLOT, source()?, Epoch(2)).await?;
+    assert_eq!(ended.context("nobody was ended")?.application_name, APP);
+    assert!(slot::wait_inactive(&lab.sql, SLOT, PATIENCE).await?);
+    let error = loop {
+        if let Err(error) = tail.stream.next().await {
+            break error;
+        }
+    };
+    assert_eq!(error.sqlstate(), Some(&SqlState::ADMIN_SHUTDOWN));
+    assert!(error.is_connection_error());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_second_reader_learns_that_the_slot_is_in_use() -> Result<()> {
+    let lab = Lab::start().await?;
+    let created = lab.create_slot(Plugin::Wal2json).await?;
+    let _first = lab.tail(created, &[]).await?;
+    let second = lab.replication().await?.start(SLOT, created, &wal2json_options(&[])).await;
+    let error = second.err().context("two readers on one slot")?;
+    assert_eq!(error.sqlstate(), Some(&SqlState::OBJECT_IN_USE));
+    assert!(!error.is_connection_error());
+    Ok(())
+}
