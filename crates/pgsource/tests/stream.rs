@@ -160,8 +160,12 @@ async fn reading_survives_being_cancelled_at_any_moment() -> Result<()> {
         // Polls once and drops the future.
         let polled = std::pin::pin!(tail.event());
         match futures_util::FutureExt::now_or_never(polled) {
-            Some(LogEvent::Change(change)) if change.kind == ChangeKind::Insert => ids.push(change),
-            Some(_) => {}
+            Some(event) => {
+                if let LogEvent::Change(change) = event? {
+                    assert_eq!(change.kind, ChangeKind::Insert);
+                    ids.push(change);
+                }
+            }
             None => {
                 cancelled += 1;
                 tokio::task::yield_now().await;
