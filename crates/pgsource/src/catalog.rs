@@ -1,0 +1,271 @@
+//! What the catalogue says of one table: columns, row security, and who may read what.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use aura_domain::Relation;
+use serde::Deserialize;
+
+use crate::{SourceError, types::TypeInfo};
+
+/// The statement; see the file.
+pub(crate) const CATALOG_SQL: &str = include_str!("catalog.sql");
+
+/// A table as one catalogue snapshot shows it.
+#[derive(Debug)]
+pub struct TableCatalog {
+    /// `pg_class.oid` under the name.
+    pub oid: u32,
+    /// Physical schema and table.
+    pub relation: Relation,
+    /// `pg_class.relkind`: `r` table, `p` partitioned, …
+    pub kind: char,
+    /// `pg_class.relreplident`: `d`, `n`, `f`, `i`.
+    pub replica_identity: char,
+    /// Whether row security is on, for whomever it applies to.
+    pub row_security_enabled: bool,
+    /// In `attnum` order, without dropped ones.
+    pub columns: Vec<Column>,
+    policies: Vec<Policy>,
+    roles: HashMap<String, RoleEntry>,
+}
+
+/// A column.
+#[derive(Debug, Clone)]
+pub struct Column {
+    /// Name.
+    pub name: Arc<str>,
+    /// `pg_attribute.attnum`.
+    pub attnum: i16,
+    /// Type.
+    pub ty: Arc<TypeInfo>,
+    /// Part of the primary key.
+    pub primary_key: bool,
+}
+
+/// What one role may read of a table, by privileges alone (R-RLS-3).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RoleAccess {
+    /// USAGE on the schema.
+    pub schema_usage: bool,
+    /// SELECT, one per [`TableCatalog::columns`].
+    pub readable: Vec<bool>,
+}
+
+impl RoleAccess {
+    /// Whether anything can be read at all.
+    pub fn any(&self) -> bool {
+        self.schema_usage && self.readable.contains(&true)
+    }
+}
+
+#[derive(Debug)]
+struct RoleEntry {
+    access: Arc<RoleAccess>,
+    using: Effective,
+}
+
+/// One policy for SELECT or ALL that has a USING expression.
+#[derive(Debug)]
+struct Policy {
+    oid: u32,
+    permissive: bool,
+    using: String,
+    columns: Vec<i16>,
+}
+
+/// The expression of R-RLS-2 for one role, and what it reads of the row.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Effective {
+    /// SQL; `None`: no permissive policy, so nobody.
+    pub(crate) expression: Option<String>,
+    /// Indexes of the columns that an image must have to be judged.
+    pub(crate) columns: Vec<usize>,
+}
+
+impl TableCatalog {
+    /// Index of a column.
+    pub fn column(&self, name: &str) -> Option<usize> {
+        self.columns.iter().position(|column| &*column.name == name)
+    }
+
+    /// What a *database* role (`p_<id>_anon`) may read; `None` when there is no such role.
+    pub fn access(&self, role: &str) -> Option<&Arc<RoleAccess>> {
+        self.roles.get(role).map(|entry| &entry.access)
+    }
+
+    /// Number of policies that can let somebody read.
+    pub fn policies(&self) -> usize {
+        self.policies.len()
+    }
+
+    pub(crate) fn effective(&self, role: &str) -> Option<&Effective> {
+        self.roles.get(role).map(|entry| &entry.using)
+    }
+}
+
+/// The statement's answer before its types are known.
+#[derive(Deserialize)]
+pub(crate) struct RawTable {
+    oid: u32,
+    kind: char,
+    identity: char,
+    row_security: bool,
+    columns: Vec<RawColumn>,
+    key: Vec<i16>,
+    policies: Vec<RawPolicy>,
+    roles: Vec<RawRole>,
+}
+
+/// attnum, name, type oid, type name
+#[derive(Deserialize)]
+struct RawColumn(i16, Arc<str>, u32, Arc<str>);
+
+#[derive(Deserialize)]
+struct RawPolicy {
+    oid: u32,
+    permissive: bool,
+    using: String,
+    columns: Vec<i16>,
+}
+
+#[derive(Deserialize)]
+struct RawRole {
+    name: String,
+    usage: bool,
+    readable: Option<HashSet<i16>>,
+    policies: HashSet<u32>,
+}
+
+impl RawTable {
+    /// Parses the statement's second column.
+    pub(crate) fn parse(json: &str) -> Result<Self, SourceError> {
+        serde_json::from_str(json).map_err(|_| SourceError::Protocol("a catalogue row that can't be read"))
+    }
+
+    /// Oid and name of every column's type.
+    pub(crate) fn types(&self) -> impl Iterator<Item = (u32, &str)> {
+        self.columns.iter().map(|column| (column.2, &*column.3))
+    }
+
+    /// Puts in the types.
+    pub(crate) fn resolve(self, relation: &Relation, types: &HashMap<u32, Arc<TypeInfo>>) -> TableCatalog {
+        let columns: Vec<Column> = self.columns.into_iter().map(|raw| raw.resolve(&self.key, types)).collect();
+        let policies: Vec<Policy> = self.policies.into_iter().map(RawPolicy::resolve).collect();
+        let entries = self.roles.into_iter().map(|role| {
+            let using = effective(&policies, &role.policies, &columns);
+            (role.name.clone(), RoleEntry { access: Arc::new(role.access(&columns)), using })
+        });
+        TableCatalog {
+            oid: self.oid,
+            relation: relation.clone(),
+            kind: self.kind,
+            replica_identity: self.identity,
+            row_security_enabled: self.row_security,
+            roles: entries.collect(),
+            columns,
+            policies,
+        }
+    }
+}
+
+impl RawColumn {
+    fn resolve(self, key: &[i16], types: &HashMap<u32, Arc<TypeInfo>>) -> Column {
+        let Self(attnum, name, oid, type_name) = self;
+        let ty = types.get(&oid).map_or_else(|| TypeInfo::text(oid, &type_name), Arc::clone);
+        Column { primary_key: key.contains(&attnum), name, attnum, ty }
+    }
+}
+
+impl RawPolicy {
+    fn resolve(self) -> Policy {
+        let Self { oid, permissive, using, columns } = self;
+        Policy { oid, permissive, using, columns }
+    }
+}
+
+impl RawRole {
+    fn access(&self, columns: &[Column]) -> RoleAccess {
+        let readable = |column: &Column| self.readable.as_ref().is_none_or(|some| some.contains(&column.attnum));
+        RoleAccess { schema_usage: self.usage, readable: columns.iter().map(readable).collect() }
+    }
+}
+
+/// R-RLS-2: OR of the permissive, AND every restrictive policy that applies to the role.
+fn effective(policies: &[Policy], applying: &HashSet<u32>, columns: &[Column]) -> Effective {
+    let mine = || policies.iter().filter(|policy| applying.contains(&policy.oid));
+    let join = |permissive: bool, word: &str| {
+        let texts = mine().filter(|policy| policy.permissive == permissive).map(|policy| format!("({})", policy.using));
+        texts.collect::<Vec<_>>().join(word)
+    };
+    let (permissive, restrictive) = (join(true, " or "), join(false, " and "));
+    let expression = match (permissive.is_empty(), restrictive.is_empty()) {
+        (true, _) => return Effective::default(),
+        (false, true) => permissive,
+        (false, false) => format!("({permissive}) and {restrictive}"),
+    };
+    let needed = |column: &Column| mine().any(|policy| policy.reads(column.attnum));
+    let columns = columns.iter().enumerate().filter(|(_, column)| needed(column)).map(|(n, _)| n).collect();
+    Effective { expression: Some(expression), columns }
+}
+
+impl Policy {
+    /// Dependencies name the columns, but not a whole-row reference, which prints as `tab.*`; where that may stand,
+    /// every column is needed.
+    fn reads(&self, attnum: i16) -> bool {
+        self.using.contains(".*") || self.columns.contains(&attnum)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aura_domain::SqlName;
+
+    use super::*;
+
+    fn table(policies: &str, applying: &str) -> TableCatalog {
+        let json = format!(
+            r#"{{"oid":1,"kind":"r","identity":"f","row_security":true,"key":[1],
+                "columns":[[1,"id",23,"int4"],[3,"owner",25,"text"]],"policies":[{policies}],
+                "roles":[{{"name":"r","usage":true,"readable":[3],"policies":[{applying}]}}]}}"#
+        );
+        let name = |text: &str| SqlName::new(text).expect("a name");
+        let relation = Relation { schema: name("s"), table: name("t") };
+        RawTable::parse(&json).expect("a row").resolve(&relation, &HashMap::new())
+    }
+
+    const A: &str = r#"{"oid":10,"permissive":true,"using":"a","columns":[3]}"#;
+    const B: &str = r#"{"oid":11,"permissive":true,"using":"b","columns":[]}"#;
+    const C: &str = r#"{"oid":12,"permissive":false,"using":"c","columns":[1]}"#;
+    const D: &str = r#"{"oid":13,"permissive":false,"using":"f(t.*)","columns":[]}"#;
+
+    #[test]
+    fn r_rls_2_permissive_are_joined_by_or_and_each_restrictive_must_hold() {
+        let all = [A, B, C, D].join(",");
+        let expression = |applying| table(&all, applying).effective("r").and_then(|it| it.expression.clone());
+        assert_eq!(expression("10,11,12,13").as_deref(), Some("((a) or (b)) and (c) and (f(t.*))"));
+        assert_eq!(expression("10").as_deref(), Some("(a)"));
+        assert_eq!(expression("12"), None, "restrictive policies alone let nobody read");
+        assert_eq!(expression(""), None);
+    }
+
+    #[test]
+    fn r_rls_4_the_columns_that_the_role_s_policies_read_are_needed() {
+        let all = [A, B, C, D].join(",");
+        let columns = |applying| table(&all, applying).effective("r").map(|it| it.columns.clone());
+        assert_eq!(columns("10,11"), Some(vec![1]));
+        assert_eq!(columns("10,12"), Some(vec![0, 1]));
+        assert_eq!(columns("11"), Some(vec![]));
+        assert_eq!(columns("11,13"), Some(vec![0, 1]), "a whole-row reference needs every column");
+    }
+
+    #[test]
+    fn r_rls_3_privileges_are_per_column() {
+        let table = table("", "");
+        let access = table.access("r").expect("the role");
+        assert_eq!((access.readable.as_slice(), access.any()), ([false, true].as_slice(), true));
+        assert!(table.access("other").is_none());
+    }
+}

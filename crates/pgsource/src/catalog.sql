@@ -1,0 +1,44 @@
+-- Everything that a batch's verdicts depend on, in one statement (R-RLS-10): what stands under the name, by pg_class
+-- and pg_namespace (to_regclass fails without USAGE), and the snapshot that says whose changes it includes.
+-- $1 schema, $2 table, $3 the database roles that the project's tokens may map to.
+select pg_current_snapshot()::text, (
+    select json_build_object(
+        'oid', c.oid::int8,
+        'kind', c.relkind,
+        'identity', c.relreplident,
+        'row_security', c.relrowsecurity,
+        'columns', array(
+            select json_build_array(a.attnum, a.attname, a.atttypid::int8, t.typname)
+            from pg_attribute a join pg_type t on t.oid = a.atttypid
+            where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped order by a.attnum),
+        'key', coalesce((select i.indkey::int2[] from pg_index i where i.indrelid = c.oid and i.indisprimary), '{}'),
+        -- Policies with WITH CHECK only have no USING and grant no reading.
+        'policies', array(
+            select json_build_object(
+                'oid', p.oid::int8,
+                'permissive', p.polpermissive,
+                'using', pg_get_expr(p.polqual, p.polrelid),
+                'columns', array(
+                    select d.refobjsubid from pg_depend d
+                    where d.classid = 'pg_policy'::regclass and d.objid = p.oid
+                        and d.refclassid = 'pg_class'::regclass and d.refobjid = c.oid and d.refobjsubid > 0))
+            from pg_policy p
+            where p.polrelid = c.oid and p.polcmd in ('r', '*') and p.polqual is not null order by p.oid),
+        'roles', array(
+            select json_build_object(
+                'name', r.rolname,
+                'usage', has_schema_privilege(r.oid, c.relnamespace, 'USAGE'),
+                -- Null: all of them.
+                'readable', case when not has_table_privilege(r.oid, c.oid, 'SELECT') then array(
+                    select a.attnum from pg_attribute a
+                    where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+                        and has_column_privilege(r.oid, c.oid, a.attnum, 'SELECT')) end,
+                'policies', array(
+                    select p.oid::int8 from pg_policy p
+                    where p.polrelid = c.oid and exists (
+                        select from unnest(p.polroles) as member (oid)
+                        where member.oid = 0 or pg_has_role(r.oid, member.oid, 'USAGE'))))
+            from pg_roles r where r.rolname = any ($3) order by r.oid)
+    )::text
+    from pg_class c
+    where c.relnamespace = (select n.oid from pg_namespace n where n.nspname = $1) and c.relname = $2)
