@@ -29,6 +29,7 @@ impl Lab {
     pub(crate) async fn on(postgres: Postgres) -> Result<Self> {
         let url = SourceUrl::parse(&postgres.url("postgres"))?;
         let sql = connect_sql(&url, "test", None, PATIENCE).await?;
+        sql.batch_execute("set search_path = public").await?;
         Ok(Self { postgres, url, sql, sockets: Sockets::new() })
     }
 
