@@ -1,5 +1,7 @@
 //! Configuration that several binaries share: one small struct per concern, every problem reported at once.
 
+use std::net::SocketAddr;
+
 use secrecy::{ExposeSecret, SecretString};
 
 /// The master key of `AURA_ENV=dev` when none is set. Production refuses it.
@@ -126,6 +128,27 @@ impl PlatformKeyArgs {
     }
 }
 
+/// What a listener may do.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ListenArgs {
+    /// Something in front of us speaks TLS: allows production to listen on a public address.
+    #[arg(long, env = "AURA_BEHIND_TLS", action = clap::ArgAction::Set, default_value_t = false, num_args = 0..=1,
+        default_missing_value = "true", value_name = "BOOL")]
+    pub behind_tls: bool,
+}
+
+impl ListenArgs {
+    /// Adds what is wrong: in production a public address must be behind TLS (R-SEC-4). `name` is the variable that
+    /// holds the address.
+    pub fn check(&self, env: Environment, name: &str, address: SocketAddr, problems: &mut Problems) {
+        if env == Environment::Production && !address.ip().is_loopback() && !self.behind_tls {
+            problems.add(format!(
+                "{name}={address} is public and plain text: set AURA_BEHIND_TLS=true if a proxy adds TLS"
+            ));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -154,6 +177,20 @@ mod tests {
         assert_eq!(found.len(), 3, "{found:?}");
         assert!(found[1].contains("development") && found[2].contains("32 bytes"), "{found:?}");
         assert!(problems(&["--database-url=postgres://x", "--environment=dev"]).is_empty());
+    }
+
+    #[test]
+    fn r_sec_4_production_listens_in_public_only_behind_tls() {
+        let check = |env, address: &str, behind_tls| {
+            let mut problems = Problems::default();
+            ListenArgs { behind_tls }.check(env, "X", address.parse().unwrap(), &mut problems);
+            problems.0.len()
+        };
+        assert_eq!(check(Environment::Production, "0.0.0.0:1", false), 1);
+        assert_eq!(check(Environment::Production, "[::]:1", false), 1);
+        assert_eq!(check(Environment::Production, "0.0.0.0:1", true), 0);
+        assert_eq!(check(Environment::Production, "127.0.0.1:1", false), 0);
+        assert_eq!(check(Environment::Dev, "0.0.0.0:1", false), 0);
     }
 
     #[test]
