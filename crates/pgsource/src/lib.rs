@@ -1,6 +1,7 @@
 //! The source database: the replication transport, the two decoders, slots and publications; catalogue, replica
 //! identity and visibility. SQL to customers' databases is built in this crate only (R-SEC-3).
 
+pub mod admin;
 mod catalog;
 mod decode;
 mod error;
@@ -8,6 +9,7 @@ mod filter;
 mod json;
 mod pgoutput;
 mod plugin;
+pub mod preflight;
 pub mod publication;
 mod replication;
 pub mod roles;
@@ -32,3 +34,4 @@ pub use sql::{SqlConnection, connect_sql};
 pub use tokio_postgres::error::SqlState;
 pub use types::{JsonForm, TypeInfo};
 pub use url::SourceUrl;
+pub use visibility::{CheckOutcome, CheckRequest, Identity, IdentityErrorKind, Verdict, VisibilityPool};

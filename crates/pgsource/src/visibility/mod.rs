@@ -161,21 +161,22 @@ impl VisibilityPool {
     }
 
     /// What a role may read of a table now, without any row; `None` when there is no such table. For validating
-    /// filters and selections at a join: no policy runs. The access is `None` for an unknown role.
+    /// filters and selections at a join: no policy runs. An unknown role may read nothing.
     pub async fn describe(
         &self,
         project: ProjectId,
         relation: &Relation,
         role: &str,
         extra_roles: &[String],
-    ) -> Result<Option<(Arc<TableCatalog>, Option<Arc<RoleAccess>>)>, SourceError> {
+    ) -> Result<Option<(Arc<TableCatalog>, Arc<RoleAccess>)>, SourceError> {
         let names = roles::all_roles(project, extra_roles);
         let roles: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
         let Some(text) = self.own.read(relation, &roles).await?.table else { return Ok(None) };
         let known = self.own.learn(relation, text).await?;
         let role = roles::allowed_role(project, role, extra_roles);
         let access = role.and_then(|role| known.table.access(&role).map(Arc::clone));
-        Ok(Some((Arc::clone(&known.table), access)))
+        let nothing = || RoleAccess { schema_usage: false, readable: vec![false; known.table.columns.len()] };
+        Ok(Some((Arc::clone(&known.table), access.unwrap_or_else(|| Arc::new(nothing())))))
     }
 
     async fn step(

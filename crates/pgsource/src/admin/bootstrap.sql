@@ -1,0 +1,43 @@
+-- Run by the admin role, any number of times. What is there already, made by somebody else, stays as it is.
+do $bootstrap$
+declare
+    name text;
+begin
+    foreach name in array array['aura_anon', 'aura_authenticated', 'aura_service_role'] loop
+        if not exists (select from pg_catalog.pg_roles where rolname = name) then
+            begin
+                execute pg_catalog.format('create role %I nologin', name);
+            exception when duplicate_object or unique_violation then
+                null; -- another bootstrap was faster
+            end;
+        end if;
+    end loop;
+
+    if not exists (select from pg_catalog.pg_namespace where nspname = 'auth') then
+        create schema auth;
+    end if;
+    if pg_catalog.pg_has_role((select nspowner from pg_catalog.pg_namespace where nspname = 'auth'), 'USAGE') then
+        grant usage on schema auth to aura_anon, aura_authenticated, aura_service_role;
+    end if;
+
+    -- The claims of whom a row is judged for. '' counts as absent: so a setting reads after the transaction that made it.
+    if to_regprocedure('auth.jwt()') is null then
+        create function auth.jwt() returns jsonb language sql stable as $$
+            select coalesce(nullif(current_setting('request.jwt.claim', true), ''),
+                nullif(current_setting('request.jwt.claims', true), ''))::jsonb
+        $$;
+    end if;
+    if to_regprocedure('auth.uid()') is null then
+        create function auth.uid() returns uuid language sql stable as $$
+            select coalesce(nullif(current_setting('request.jwt.claim.sub', true), ''),
+                nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub')::uuid
+        $$;
+    end if;
+    if to_regprocedure('auth.role()') is null then
+        create function auth.role() returns text language sql stable as $$
+            select coalesce(nullif(current_setting('request.jwt.claim.role', true), ''),
+                nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'role')
+        $$;
+    end if;
+end
+$bootstrap$;
