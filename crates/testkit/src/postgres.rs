@@ -111,6 +111,12 @@ impl Postgres {
         Ok(postgres)
     }
 
+    /// Folder of the programs of an installation that lacks wal2json, for `--pg-bin`.
+    pub fn programs_without_wal2json() -> Result<PathBuf> {
+        let server = Installation::find()?.server(false)?;
+        Ok(server.parent().context("a program has a folder")?.to_owned())
+    }
+
     /// Starts the stopped server on its old port and data; returns when it takes connections.
     pub async fn start_again(&mut self) -> Result<()> {
         let server = self.command.start()?;

@@ -1,9 +1,9 @@
 use std::{
     fs,
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader, Read, Write},
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, ChildStdin, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc},
     time::Duration,
 };
@@ -24,13 +24,15 @@ pub struct ProcessOptions {
     user: Option<&'static str>,
     /// What the child gets when we die.
     death_signal: &'static str,
+    /// Whether [`Process::write_line`] works.
+    writable: bool,
 }
 
 impl ProcessOptions {
     /// Any program, found through PATH unless it has a slash.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         let program = program.into();
-        Self { program, args: vec![], env: vec![], directory: None, user: None, death_signal: "KILL" }
+        Self { program, args: vec![], env: vec![], directory: None, user: None, death_signal: "KILL", writable: false }
     }
 
     /// A binary of this workspace, next to the running test binary (`target/<profile>`).
@@ -72,6 +74,13 @@ impl ProcessOptions {
         self
     }
 
+    /// Keeps the child's standard input open for [`Process::write_line`]; else it is empty.
+    #[must_use]
+    pub fn writable(mut self) -> Self {
+        self.writable = true;
+        self
+    }
+
     pub(crate) fn user(mut self, user: Option<&'static str>) -> Self {
         self.user = user;
         self
@@ -100,7 +109,8 @@ impl ProcessOptions {
     /// Starts it.
     pub fn start(&self) -> Result<Process> {
         let mut command = self.command();
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.stdin(if self.writable { Stdio::piped() } else { Stdio::null() });
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = spawn(command).with_context(|| format!("can't run {}", self.program.display()))?;
         let lines = Arc::new(Mutex::new(vec![]));
         if let Some(stdout) = child.stdout.take() {
@@ -109,8 +119,8 @@ impl ProcessOptions {
         if let Some(stderr) = child.stderr.take() {
             capture(stderr, Arc::clone(&lines));
         }
-        let pid = child.id();
-        Ok(Process { child: Mutex::new(child), pid, lines })
+        let (pid, stdin) = (child.id(), Mutex::new(child.stdin.take()));
+        Ok(Process { child: Mutex::new(child), pid, stdin, lines })
     }
 }
 
@@ -151,6 +161,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct Process {
     child: Mutex<Child>,
     pid: u32,
+    stdin: Mutex<Option<ChildStdin>>,
     lines: Arc<Mutex<Vec<String>>>,
 }
 
@@ -163,6 +174,18 @@ impl Process {
     /// Everything it wrote so far, stdout and stderr, by line.
     pub fn lines(&self) -> Vec<String> {
         locked(&self.lines).clone()
+    }
+
+    /// Writes a line to its standard input ([`ProcessOptions::writable`]).
+    pub fn write_line(&self, line: &str) -> Result<()> {
+        let mut stdin = locked(&self.stdin);
+        let stdin = stdin.as_mut().context("the child's standard input isn't open")?;
+        Ok(writeln!(stdin, "{line}")?)
+    }
+
+    /// Closes its standard input.
+    pub fn close_stdin(&self) {
+        locked(&self.stdin).take();
     }
 
     /// The first line that has the property, waiting for it; what the child said instead is in the error.

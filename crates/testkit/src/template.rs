@@ -85,15 +85,18 @@ impl Installation {
 
     /// PostgreSQL finds its libraries relative to its own resolved path: a copy of the program beside a folder of links
     /// to all libraries but one runs, and lacks that one.
-    fn without_wal2json(&self) -> Result<PathBuf> {
-        let root = dirs::base()?.join(format!("no-wal2json-{}", self.version()?));
+    pub(crate) fn without_wal2json(&self) -> Result<PathBuf> {
+        let root = dirs::base()?.join(format!("no-wal2json-2-{}", self.version()?));
         let bin = fs::canonicalize(&self.bin)?;
         once(&root, |fresh| {
             let lib = pg_config(&bin, "--pkglibdir")?;
             let (new_bin, new_lib) = (below(fresh, &bin), below(fresh, &lib));
             fs::create_dir_all(&new_bin)?;
             fs::create_dir_all(&new_lib)?;
-            fs::copy(bin.join("postgres"), new_bin.join("postgres"))?;
+            // initdb and pg_config for whoever makes a cluster of their own.
+            for program in ["postgres", "initdb", "pg_config"] {
+                fs::copy(bin.join(program), new_bin.join(program))?;
+            }
             for entry in fs::read_dir(&lib)?.flatten().filter(|entry| entry.file_name() != "wal2json.so") {
                 symlink(entry.path(), new_lib.join(entry.file_name()))?;
             }

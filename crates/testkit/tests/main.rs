@@ -63,6 +63,11 @@ async fn a_process_tells_its_lines_and_how_it_ended() -> Result<()> {
     let shell = ProcessOptions::new("sh").args(["-c", "echo out; echo err >&2; exit 3"]).start()?;
     shell.line(SOON, |line| line == "err").await?;
     assert_eq!(shell.wait(SOON).await?.code(), Some(3));
+    let cat = ProcessOptions::new("cat").writable().start()?;
+    cat.write_line("echoed")?;
+    cat.line(SOON, |line| line == "echoed").await?;
+    cat.close_stdin();
+    cat.succeeds(SOON).await?;
     assert!(shell.succeeds(SOON).await.is_err_and(|error| error.to_string().contains("out")));
     Ok(())
 }
