@@ -1,1 +1,1 @@
-//! system-tests
+//! Nothing but tests: see `tests/main.rs`.

@@ -1,0 +1,53 @@
+# The menu. Everything that is missing is installed once; running a target again needs no network.
+
+# As Cargo does it, so that the paths below are right in a shared target directory, too.
+TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+VENV := .cache/venv
+ARGS ?=
+
+.PHONY: dev build test check bench openapi fmt install-dev install-test
+
+# Everything in one process, with a database and a demo project. ARGS="--port 8000" and so on.
+dev: install-dev
+	cargo build --bin aura-realtime
+	exec $(TARGET)/debug/aura-realtime dev $(ARGS)
+
+# The four binaries.
+build:
+	cargo build --release --workspace --bins
+
+# All tests, on real parts.
+test: install-test
+	cargo build --workspace --bins
+	tests/scripts/run-tests.sh $(ARGS)
+
+# What CI checks besides tests.
+check:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	if command -v cargo-deny >/dev/null; then cargo deny check bans licenses sources; fi
+
+# Latency and throughput beside PostgreSQL's own pg_recvlogical.
+bench: install-test
+	cargo build --release --workspace --bins
+	cargo run --release --package aura-bench -- $(ARGS)
+
+# Writes the API's document anew.
+openapi:
+	UPDATE=1 cargo test --package aura-api openapi
+
+fmt:
+	cargo fmt --all
+
+install-dev:
+	tests/scripts/install-postgres.sh
+
+install-test: install-dev $(VENV)/.installed tests/clients/js/node_modules/.installed
+
+$(VENV)/.installed: tests/clients/python/requirements.txt
+	tests/scripts/install-venv.sh $(VENV) $<
+	touch $@
+
+tests/clients/js/node_modules/.installed: tests/clients/js/package-lock.json
+	cd tests/clients/js && npm ci --no-fund --no-audit --loglevel=error
+	touch $@

@@ -1,0 +1,3 @@
+//! System tests: the built binaries, real PostgreSQL, real NATS, stock clients.
+
+mod direction;
