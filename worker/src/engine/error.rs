@@ -1,0 +1,66 @@
+//! What ends a session of an engine, and what follows from it.
+
+use std::time::Duration;
+
+use aura_pgsource::{SourceError, SqlState};
+use aura_store::{EngineState, StoreError};
+
+/// Why a session ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EngineError {
+    /// The source database.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The platform database.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// `wal2json` was asked for and the server doesn't have it.
+    #[error("the output plugin wal2json isn't installed on the source: apt-get install postgresql-<version>-wal2json")]
+    PluginMissing,
+    /// Somebody who isn't ours streams from the slot.
+    #[error("the slot is used by another client (pid {pid})")]
+    SlotInUse { pid: i32 },
+    /// A slot is created once the transactions that are open now have ended.
+    #[error("transactions that are open hold up the creation of the slot")]
+    WaitingForTransactions,
+}
+
+/// What an error means for the engine: a pure table, so that it can be read and tested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Policy {
+    /// Closed set of codes; shown in states, `/status` and the clients' `system` message.
+    pub(crate) reason: &'static str,
+    pub(crate) state: EngineState,
+    /// First pause; doubles up to [`MAX_PAUSE`].
+    pub(crate) pause: Duration,
+}
+
+/// Longest pause between two tries.
+pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(10);
+
+impl EngineError {
+    /// Everything is tried again, since what is missing may be installed; `failed` says that a human is needed.
+    pub(crate) fn policy(&self) -> Policy {
+        let backoff = |reason| Policy { reason, state: EngineState::Backoff, pause: Duration::from_millis(200) };
+        let failed = |reason| Policy { reason, state: EngineState::Failed, pause: Duration::from_secs(3) };
+        match self {
+            Self::PluginMissing => failed("plugin_missing"),
+            Self::SlotInUse { .. } => backoff("slot_in_use_by_other"),
+            Self::WaitingForTransactions => backoff("waiting_for_transactions"),
+            Self::Store(StoreError::Fenced) => failed("fenced"),
+            Self::Store(_) => backoff("platform_database_unreachable"),
+            Self::Source(error) => match error.sqlstate() {
+                Some(code) if *code == SqlState::INSUFFICIENT_PRIVILEGE => failed("not_permitted"),
+                Some(code) if code.code().starts_with("28") => failed("authentication_failed"),
+                Some(code) if *code == SqlState::OBJECT_IN_USE => backoff("slot_in_use"),
+                Some(code) if code.code().starts_with("57P") => {
+                    // R-FB-8: a server that is shutting down wants to be left alone for a while.
+                    Policy { pause: Duration::from_secs(1), ..backoff("source_shutting_down") }
+                }
+                Some(code) if *code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE => failed("wal_level_not_logical"),
+                Some(_) => backoff("source_error"),
+                None => backoff("source_unreachable"),
+            },
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! From rows to messages: find the subscribers, ask PostgreSQL what they may see, encode what they see, hand it to the bus.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, PoisonError, RwLock},
+    time::Duration,
+};
+
+use aura_bus::{BusError, Headers, Message, SharedBus, Subject};
+use aura_domain::{ChangeKind, Epoch, Image, Position, ProjectId, SourceId, SubId};
+use aura_pgsource::{CheckOutcome, CheckRequest, Identity as SourceIdentity, RoleAccess, SourceError, Verdict, VisibilityPool};
+use aura_wire::{ChangeEnvelope, GapEnvelope, GapReason};
+use futures_util::future::join_all;
+use serde_json::value::RawValue;
+
+use super::{registry::RegisteredTable, shard::Row};
+use crate::{
+    encode::{Encoder, OldRow, Projection},
+    subs::index::{ActiveSubscription, Identity, SubscriptionIndex},
+};
+
+/// A list of ids is split beyond this (design §9).
+const MAX_IDS: usize = 10_000;
+
+/// What the whole engine shares.
+pub(crate) struct Judge {
+    pub(crate) source: SourceId,
+    pub(crate) epoch: Epoch,
+    pub(crate) origin: String,
+    pub(crate) bus: SharedBus,
+    pub(crate) visibility: VisibilityPool,
+    pub(crate) subscriptions: Arc<RwLock<SubscriptionIndex>>,
+    /// Last `seq` of each project, for the leader's heartbeats.
+    pub(crate) seqs: Arc<Mutex<HashMap<ProjectId, u64>>>,
+    /// R-BIG-4: `min(max_event_bytes, max_payload)` less room for the envelope.
+    pub(crate) max_event_bytes: usize,
+}
+
+/// What a project keeps from batch to batch.
+pub(crate) struct Lane {
+    project: ProjectId,
+    seq: u64,
+    encoders: HashMap<u32, Encoder>,
+}
+
+impl Lane {
+    pub(crate) fn new(project: ProjectId) -> Self {
+        Self { project, seq: 0, encoders: HashMap::new() }
+    }
+}
+
+/// The rows of one table in a batch.
+struct TableBatch<'a> {
+    table: &'a Arc<RegisteredTable>,
+    xids: Vec<u32>,
+    images: Vec<&'a Image>,
+    identities: Vec<Arc<Identity>>,
+    identity_numbers: HashMap<Arc<Identity>, usize>,
+}
+
+/// Where a row's images and subscribers are in its [`TableBatch`].
+struct Placed {
+    batch: usize,
+    new: Option<usize>,
+    old: Option<usize>,
+    subscribers: Vec<(Arc<ActiveSubscription>, usize)>,
+}
+
+impl Judge {
+    /// Judges and publishes a batch; returns when the bus has received all of it, or what it could not be given was
+    /// announced as a gap. Retries for as long as the source or the bus is away; the caller cancels.
+    pub(crate) async fn deliver(&self, lane: &mut Lane, rows: &[Row]) {
+        let (batches, placed) = self.place(rows);
+        let outcomes = join_all(batches.iter().map(|batch| self.check(batch))).await;
+        let mut messages = Vec::with_capacity(rows.len());
+        for (batch, outcome) in batches.iter().zip(&outcomes) {
+            self.note_gaps(batch, outcome, rows, &placed, &mut messages);
+        }
+        for (row, placed) in rows.iter().zip(&placed) {
+            let outcome = &outcomes[placed.batch];
+            if outcome.oid_matches {
+                self.row_messages(lane, row, placed, outcome, &mut messages);
+            }
+        }
+        self.publish(&messages).await;
+        self.seqs.lock().unwrap_or_else(PoisonError::into_inner).insert(lane.project, lane.seq);
+    }
+
+    /// Finds each row's subscribers and sorts rows by table. The lock is held for memory work only.
+    fn place<'a>(&self, rows: &'a [Row]) -> (Vec<TableBatch<'a>>, Vec<Placed>) {
+        let index = self.subscriptions.read().unwrap_or_else(PoisonError::into_inner);
+        let mut batches: Vec<TableBatch<'a>> = Vec::new();
+        let mut placed = Vec::with_capacity(rows.len());
+        for row in rows {
+            let same = |batch: &TableBatch<'_>| Arc::ptr_eq(batch.table, &row.table);
+            let at = batches.iter().position(same).unwrap_or_else(|| {
+                batches.push(TableBatch::new(&row.table));
+                batches.len() - 1
+            });
+            let batch = &mut batches[at];
+            if batch.xids.last() != Some(&row.change.xid) {
+                batch.xids.push(row.change.xid);
+            }
+            let deciding = row.change.new.as_ref().or(row.change.old.as_ref());
+            let found = deciding.map(|image| index.matching(&row.table.key, row.change.kind, image)).unwrap_or_default();
+            placed.push(batch.place(at, row, found));
+        }
+        (batches, placed)
+    }
+
+    /// Repeats while the source can't be reached: an outage is no verdict (R-SH-4).
+    async fn check(&self, batch: &TableBatch<'_>) -> CheckOutcome {
+        let project = &batch.table.project;
+        let identities: Vec<_> = batch
+            .identities
+            .iter()
+            .map(|identity| SourceIdentity { role: identity.role.clone(), claims: identity.claims.clone() })
+            .collect();
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let request = CheckRequest {
+                project: project.id,
+                password: &project.visibility_password,
+                extra_roles: &project.extra_roles,
+                relation: &batch.table.relation,
+                registered_oid: batch.table.oid,
+                xids: &batch.xids,
+                images: &batch.images,
+                identities: &identities,
+            };
+            match self.visibility.check(request).await {
+                Ok(outcome) => return outcome,
+                Err(error) => self.wait_out(&error, &mut pause).await,
+            }
+        }
+    }
+
+    async fn wait_out(&self, error: &SourceError, pause: &mut Duration) {
+        tracing::warn!(source = %self.source, %error, "visibility can't be judged now, retrying");
+        metrics::counter!("cdc_visibility_outages_total").increment(1);
+        tokio::time::sleep(*pause).await;
+        *pause = (*pause * 2).min(Duration::from_secs(5));
+    }
+
+    /// Tells the subscribers concerned of what nobody could judge (R-RLS-6), and all of a table that isn't the one that
+    /// was registered (R-RLS-10).
+    fn note_gaps(
+        &self,
+        batch: &TableBatch<'_>,
+        outcome: &CheckOutcome,
+        rows: &[Row],
+        placed: &[Placed],
+        messages: &mut Vec<Message>,
+    ) {
+        let concerned = |placed: &&(&Row, &Placed)| Arc::ptr_eq(&placed.0.table, batch.table);
+        let mine: Vec<_> = rows.iter().zip(placed).collect();
+        let mine = mine.iter().filter(concerned);
+        let table = [batch.table.key.schema.clone(), batch.table.key.table.clone()];
+        if !outcome.oid_matches {
+            let positions: Vec<_> = mine.map(|(row, _)| row.change.position).collect();
+            metrics::counter!("cdc_skipped_rows_total", "reason" => "oid").increment(positions.len() as u64);
+            tracing::warn!(source = %self.source, table = %batch.table.relation.table, rows = positions.len(),
+                "the table under this name isn't the registered one, rows dropped");
+            messages.push(self.gap(batch.table.project.id, &positions, GapReason::TableChanged, table, None));
+            return;
+        }
+        let mut ids = Vec::new();
+        let mut positions = Vec::new();
+        for (row, placed) in mine {
+            let failed = placed.subscribers.iter().filter(|(_, n)| matches!(outcome.verdicts[*n], Verdict::Error(_)));
+            let before = ids.len();
+            ids.extend(failed.map(|(sub, _)| sub.sub_id));
+            if ids.len() > before {
+                positions.push(row.change.position);
+            }
+        }
+        if !ids.is_empty() {
+            ids.sort_unstable();
+            ids.dedup();
+            metrics::counter!("cdc_policy_errors_total").increment(ids.len() as u64);
+            messages.push(self.gap(batch.table.project.id, &positions, GapReason::PolicyError, table, Some(ids)));
+        }
+    }
+
+    fn gap(
+        &self,
+        project: ProjectId,
+        positions: &[Position],
+        reason: GapReason,
+        table: [String; 2],
+        sub_ids: Option<Vec<SubId>>,
+    ) -> Message {
+        let gap = GapEnvelope {
+            v: 1,
+            project,
+            source: self.source,
+            from: positions.first().copied(),
+            to: positions.last().copied(),
+            reason,
+            tables: Some(vec![table]),
+            sub_ids,
+        };
+        self.message(Subject::gap(project), gap.encode())
+    }
+
+    fn row_messages(
+        &self,
+        lane: &mut Lane,
+        row: &Row,
+        placed: &Placed,
+        outcome: &CheckOutcome,
+        messages: &mut Vec<Message>,
+    ) {
+        if row.change.kind == ChangeKind::Truncate {
+            return;
+        }
+        let mut audiences: BTreeMap<Projection, Vec<SubId>> = BTreeMap::new();
+        for (sub, n) in &placed.subscribers {
+            if let Some(projection) = projection(sub, &outcome.verdicts[*n], placed, outcome) {
+                let id = if outcome.row_security { sub.sub_id } else { sub.twin };
+                audiences.entry(projection).or_default().push(id);
+            }
+        }
+        if audiences.is_empty() {
+            // Every change reaches the bus (G1), this one for nobody.
+            let columns = (0..outcome.table.columns.len()).collect();
+            audiences.insert(Projection { columns, old_row: OldRow::Whole }, Vec::new());
+        }
+        let Lane { seq, encoders, .. } = lane;
+        let encoder = encoder(encoders, row, outcome);
+        for (m, (projection, mut ids)) in (0..).zip(audiences) {
+            ids.sort_unstable();
+            ids.dedup();
+            let data = encoder.encode(&row.change, &projection, self.max_event_bytes);
+            self.parts(seq, row, m, &ids, &data, messages);
+        }
+    }
+
+    /// One message, or several with parts of a long list.
+    fn parts(&self, seq: &mut u64, row: &Row, m: u32, ids: &[SubId], data: &RawValue, messages: &mut Vec<Message>) {
+        // 20 digits and a comma an id; the envelope's own fields fit in the room that max_event_bytes leaves.
+        let room = (self.bus.max_payload().saturating_sub((16 << 10) + data.get().len()) / 21).clamp(100, MAX_IDS);
+        let chunks: Vec<&[SubId]> = if ids.is_empty() { vec![&[]] } else { ids.chunks(room).collect() };
+        let key = &row.table.key;
+        let subject = Subject::changes(key.project, &key.schema, &key.table);
+        let parts = u32::try_from(chunks.len()).expect("fewer parts than ids");
+        for (part, ids) in (0..).zip(chunks) {
+            *seq += 1;
+            let envelope = ChangeEnvelope {
+                v: 1,
+                project: key.project,
+                source: self.source,
+                seq: *seq,
+                position: row.change.position,
+                m,
+                kind: ChangeEnvelope::kind_word(row.change.kind),
+                schema: &key.schema,
+                table: &key.table,
+                allowed_sub_ids: ids,
+                part: (parts > 1).then_some([part, parts]),
+                data,
+            };
+            messages.push(self.message(subject.clone(), envelope.encode()));
+        }
+    }
+
+    fn message(&self, subject: Subject, payload: bytes::Bytes) -> Message {
+        let headers =
+            Headers { origin: Some(self.origin.clone()), source: Some(self.source), epoch: Some(self.epoch) };
+        Message { subject, payload, headers, reply: None }
+    }
+
+    /// Publishes until the bus has proved receipt (R-ACK-1, R-ACK-3); each message keeps its seq.
+    async fn publish(&self, messages: &[Message]) {
+        let mut pause = Duration::from_millis(20);
+        let mut refusals = 0;
+        loop {
+            match self.bus.publish_batch(messages).await {
+                Ok(()) => return,
+                Err(BusError::Refused(reason)) if refusals >= 3 => {
+                    // Sending the same again won't help, and one batch must not hold the slot for ever.
+                    tracing::error!(source = %self.source, %reason, messages = messages.len(), "the bus refuses a batch, dropped");
+                    metrics::counter!("cdc_skipped_rows_total", "reason" => "refused").increment(messages.len() as u64);
+                    return;
+                }
+                Err(error) => {
+                    refusals += u32::from(matches!(error, BusError::Refused(_)));
+                    tracing::warn!(source = %self.source, %error, "batch not proved to be received, publishing it again");
+                    metrics::counter!("cdc_publish_retries_total").increment(1);
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_secs(1));
+                }
+            }
+        }
+    }
+}
+
+impl<'a> TableBatch<'a> {
+    fn new(table: &'a Arc<RegisteredTable>) -> Self {
+        Self { table, xids: Vec::new(), images: Vec::new(), identities: Vec::new(), identity_numbers: HashMap::new() }
+    }
+
+    fn place(&mut self, batch: usize, row: &'a Row, found: Vec<Arc<ActiveSubscription>>) -> Placed {
+        let subscribers: Vec<_> = found.into_iter().map(|sub| (Arc::clone(&sub), self.identity(&sub.identity))).collect();
+        // Without a subscriber there is nothing to judge about the images.
+        let judged = !subscribers.is_empty();
+        let new = row.change.new.as_ref().filter(|_| judged).map(|image| self.image(image));
+        let old = row.change.old.as_ref().filter(|_| judged).map(|image| self.image(image));
+        Placed { batch, new, old, subscribers }
+    }
+
+    fn image(&mut self, image: &'a Image) -> usize {
+        self.images.push(image);
+        self.images.len() - 1
+    }
+
+    fn identity(&mut self, identity: &Arc<Identity>) -> usize {
+        if let Some(n) = self.identity_numbers.get(identity) {
+            return *n;
+        }
+        self.identities.push(Arc::clone(identity));
+        let n = self.identities.len() - 1;
+        self.identity_numbers.insert(Arc::clone(identity), n);
+        n
+    }
+}
+
+fn encoder<'e>(encoders: &'e mut HashMap<u32, Encoder>, row: &Row, outcome: &CheckOutcome) -> &'e mut Encoder {
+    let fresh = || Encoder::new(Arc::clone(&outcome.table), &row.table.key.schema, &row.table.key.table);
+    let encoder = encoders.entry(row.table.oid).or_insert_with(fresh);
+    if !Arc::ptr_eq(encoder.catalog(), &outcome.table) {
+        *encoder = fresh();
+    }
+    encoder
+}
+
+/// What the subscriber sees of the row; `None` = nothing. Only a positive verdict shows anything.
+fn projection(sub: &ActiveSubscription, verdict: &Verdict, placed: &Placed, outcome: &CheckOutcome) -> Option<Projection> {
+    let Verdict::Decided { access, visible } = verdict else { return None };
+    let sees = |image: Option<usize>| image.is_some_and(|n| visible.get(n).copied().unwrap_or(false));
+    let decides = placed.new.or(placed.old);
+    if !sees(decides) {
+        return None;
+    }
+    let columns = visible_columns(sub, access, outcome);
+    if columns.is_empty() {
+        return None;
+    }
+    let old_row = if placed.new.is_some() && !sees(placed.old) { OldRow::KeyOfNew } else { OldRow::Whole };
+    Some(Projection { columns, old_row })
+}
+
+/// Readable columns ∩ `select`; key columns always stay (supabase-wire.md §3.1).
+fn visible_columns(sub: &ActiveSubscription, access: &RoleAccess, outcome: &CheckOutcome) -> Vec<usize> {
+    let selected = |name: &str| sub.select.as_ref().is_none_or(|select| select.iter().any(|column| column == name));
+    let columns = outcome.table.columns.iter().enumerate();
+    columns
+        .filter(|(n, column)| {
+            access.readable.get(*n).copied().unwrap_or(false) && (column.primary_key || selected(&column.name))
+        })
+        .map(|(n, _)| n)
+        .collect()
+}

@@ -1,0 +1,151 @@
+//! What is registered, as one engine sees it: which changes are published, and under which names (R-HOLE, R-REG-8).
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use aura_domain::{Generation, Lsn, ProjectId, Relation, SqlName};
+use aura_store::{Project, ProjectSecrets, Registration, RegistrationStatus, RegistrySnapshot};
+use secrecy::SecretString;
+
+use crate::subs::index::TableKey;
+
+/// A project, as far as the engine needs it.
+#[derive(Debug)]
+pub(crate) struct ProjectInfo {
+    pub(crate) id: ProjectId,
+    /// Physical main schema, the client's `public`.
+    schema: SqlName,
+    pub(crate) visibility_password: SecretString,
+    /// Roles beyond anon, authenticated and service_role.
+    pub(crate) extra_roles: Vec<String>,
+}
+
+impl ProjectInfo {
+    pub(crate) fn new(project: &Project, secrets: ProjectSecrets) -> Self {
+        Self {
+            id: project.id,
+            schema: project.schema.clone(),
+            visibility_password: secrets.visibility_password,
+            extra_roles: project.settings.roles.clone(),
+        }
+    }
+
+    /// The client's word for a physical schema.
+    fn client_schema<'a>(&self, physical: &'a SqlName) -> &'a str {
+        if *physical == self.schema { "public" } else { physical.as_str() }
+    }
+}
+
+/// A table whose changes are published.
+#[derive(Debug)]
+pub(crate) struct RegisteredTable {
+    pub(crate) registration: uuid::Uuid,
+    pub(crate) project: Arc<ProjectInfo>,
+    pub(crate) key: TableKey,
+    pub(crate) relation: Arc<Relation>,
+    pub(crate) oid: u32,
+    /// Nothing committed below is published; zero when it was enabled in an earlier generation (R-REG-3).
+    enabled_at: Lsn,
+    /// Nothing committed above is published.
+    disabled_at: Option<Lsn>,
+    /// The api waits for us to report this one active.
+    pub(crate) pending: bool,
+}
+
+impl RegisteredTable {
+    /// Whether a transaction with this commit LSN is published.
+    pub(crate) fn admits(&self, commit: Lsn) -> bool {
+        commit >= self.enabled_at && self.disabled_at.is_none_or(|disabled| commit <= disabled)
+    }
+
+    /// R-HOLE-2: `max(enabled_at_lsn, E)`.
+    pub(crate) fn active_since(&self, e: Lsn) -> Lsn {
+        self.enabled_at.max(e)
+    }
+
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.disabled_at.is_none()
+    }
+}
+
+/// One revision of the registry.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    pub(crate) revision: i64,
+    pub(crate) projects: HashMap<ProjectId, Arc<ProjectInfo>>,
+    tables: HashMap<Relation, Arc<RegisteredTable>>,
+    by_key: HashMap<TableKey, Arc<RegisteredTable>>,
+}
+
+impl Registry {
+    /// Takes what may be published: registrations whose ALTER has committed and that are neither blocked nor missing
+    /// (R-HOLE-3), and disabled ones until the confirmed LSN has passed them (R-REG-8).
+    pub(crate) fn new(
+        snapshot: &RegistrySnapshot,
+        projects: HashMap<ProjectId, Arc<ProjectInfo>>,
+        generation: Generation,
+        confirmed: Lsn,
+    ) -> Self {
+        let mut registry = Self { revision: snapshot.revision, projects, ..Self::default() };
+        for registration in &snapshot.registrations {
+            let Some(project) = registry.projects.get(&registration.project) else { continue };
+            if let Some(table) = registered(registration, project, generation, confirmed) {
+                let table = Arc::new(table);
+                registry.by_key.insert(table.key.clone(), Arc::clone(&table));
+                registry.tables.insert((*table.relation).clone(), table);
+            }
+        }
+        registry
+    }
+
+    /// The table under its physical names.
+    pub(crate) fn table(&self, relation: &Relation) -> Option<&Arc<RegisteredTable>> {
+        self.tables.get(relation)
+    }
+
+    /// The enabled table under the client's names.
+    pub(crate) fn enabled(&self, key: &TableKey) -> Option<&Arc<RegisteredTable>> {
+        self.by_key.get(key).filter(|table| table.is_enabled())
+    }
+
+    /// All tables.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = &Arc<RegisteredTable>> {
+        self.tables.values()
+    }
+
+    /// The names of the add-tables list.
+    pub(crate) fn filter(&self) -> BTreeSet<Relation> {
+        self.tables.keys().cloned().collect()
+    }
+}
+
+fn registered(
+    registration: &Registration,
+    project: &Arc<ProjectInfo>,
+    generation: Generation,
+    confirmed: Lsn,
+) -> Option<RegisteredTable> {
+    let refused = matches!(registration.status, RegistrationStatus::Blocked | RegistrationStatus::Missing);
+    let disabled_at = if registration.enabled { None } else { Some(registration.disabled_at_lsn?) };
+    if refused || !registration.identity_set || disabled_at.is_some_and(|at| at <= confirmed) {
+        return None;
+    }
+    let this_generation = registration.enabled_generation.is_none_or(|enabled| enabled == generation);
+    let enabled_at = registration.enabled_at_lsn.filter(|_| this_generation).unwrap_or(Lsn::ZERO);
+    Some(RegisteredTable {
+        registration: registration.id,
+        project: Arc::clone(project),
+        key: TableKey {
+            project: registration.project,
+            schema: project.client_schema(&registration.schema).to_owned(),
+            table: registration.table.to_string(),
+        },
+        relation: Arc::new(Relation { schema: registration.schema.clone(), table: registration.table.clone() }),
+        oid: registration.oid,
+        enabled_at,
+        disabled_at,
+        pending: registration.enabled && registration.status != RegistrationStatus::Active,
+    })
+}

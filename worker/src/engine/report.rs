@@ -1,0 +1,107 @@
+//! Tells the platform database, and through it the api's waiting PUTs, what the running filter covers.
+
+use std::{sync::Arc, time::Duration};
+
+use aura_domain::{Epoch, Lsn, SourceId};
+use aura_store::{NewGap, Store, StoreError};
+use aura_wire::{GapEnvelope, GapReason};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{Engine, loader::Loaded, registry::Registry};
+use crate::subs::control::Control;
+
+/// A registry that the stream covers from `from` on.
+#[derive(Debug)]
+pub(super) struct Covered {
+    registry: Arc<Registry>,
+    from: Lsn,
+}
+
+/// Works reports off, the newest wins: it covers all that the older ones did.
+pub(super) struct Reporter {
+    store: Store,
+    control: Arc<Control>,
+    source: SourceId,
+    epoch: Epoch,
+    stop: CancellationToken,
+}
+
+impl Reporter {
+    pub(super) fn new(engine: &Engine, stop: CancellationToken) -> Self {
+        Self {
+            store: engine.deps.store.clone(),
+            control: Arc::clone(&engine.control),
+            source: engine.source.id,
+            epoch: engine.epoch,
+            stop,
+        }
+    }
+
+    pub(super) async fn run(self, mut reports: watch::Receiver<Option<Arc<Covered>>>) {
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                changed = reports.changed() => if changed.is_err() { return },
+            }
+            let Some(covered) = reports.borrow_and_update().clone() else { continue };
+            while let Err(error) = self.report(&covered).await {
+                tracing::warn!(source = %self.source, %error, "can't report what the filter covers, trying again");
+                let fenced = matches!(error, StoreError::Fenced);
+                tokio::select! {
+                    () = self.stop.cancelled() => return,
+                    () = tokio::time::sleep(Duration::from_millis(500)), if !fenced => {}
+                }
+            }
+        }
+    }
+
+    async fn report(&self, covered: &Covered) -> Result<(), StoreError> {
+        // Waiting subscriptions first: once a PUT is answered, every later change must find them.
+        self.control.wake(&covered.registry).await;
+        let revision = covered.registry.revision;
+        let pending = covered.registry.tables().filter(|table| table.is_enabled() && table.pending);
+        let active: Vec<_> = pending.map(|table| (table.registration, table.active_since(covered.from))).collect();
+        if !active.is_empty() {
+            self.store.mark_active(self.source, self.epoch, revision, &active).await?;
+        }
+        self.store.set_applied_revision(self.source, self.epoch, revision).await?;
+        self.control.announce_registry().await;
+        Ok(())
+    }
+}
+
+impl Engine {
+    /// Hands a report over; never waits.
+    pub(super) fn report_active(&self, registry: &Arc<Registry>, from: Lsn) {
+        self.reports.send_replace(Some(Arc::new(Covered { registry: Arc::clone(registry), from })));
+    }
+
+    /// Announces to every project of the source that changes may be missing up to now, and records it.
+    pub(super) async fn announce_gap(&self, reason: GapReason, loaded: &Loaded) {
+        for project in loaded.projects.keys().copied() {
+            let gap = GapEnvelope {
+                v: 1,
+                project,
+                source: self.source.id,
+                from: None,
+                to: None,
+                reason,
+                tables: None,
+                sub_ids: None,
+            };
+            let mut message = aura_bus::Message::new(aura_bus::Subject::gap(project), gap.encode());
+            message.headers.source = Some(self.source.id);
+            message.headers.epoch = Some(self.epoch);
+            if let Err(error) = self.deps.bus.publish(message).await {
+                tracing::warn!(source = %self.source.id, %error, "gap not announced");
+            }
+        }
+        let word = serde_json::to_value(reason).ok();
+        let reason = word.as_ref().and_then(serde_json::Value::as_str).unwrap_or("unknown");
+        let gap = NewGap { source: self.source.id, project: None, from: None, to: None, reason };
+        if let Err(error) = self.deps.store.record_gap(self.epoch, gap).await {
+            tracing::warn!(source = %self.source.id, %error, "gap not recorded");
+        }
+    }
+}

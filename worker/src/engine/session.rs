@@ -1,0 +1,425 @@
+//! Sessions of an engine: connect, start at the right position with the present filter, read until the filter changes,
+//! something fails or the engine is stopped.
+//!
+//! One task owns the socket, the feedback timer and the intake (R-FB-1): if it dies, the socket closes.
+
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use aura_domain::{Generation, Lsn, Relation};
+use aura_pgsource::{
+    Decoder, FilterEntry, Plugin, ReplicationConnection, ReplicationStream, SourceError, SqlConnection, SqlState,
+    Status, StreamMessage, connect_sql, pgoutput_options, slot, wal2json_options,
+};
+use aura_store::EngineState;
+use aura_wire::GapReason;
+use tokio::sync::watch;
+
+use super::{
+    Engine,
+    error::{EngineError, MAX_PAUSE},
+    feedback::Feedback,
+    intake::Intake,
+    loader::Loaded,
+    registry::Registry,
+    slot::ReadySlot,
+};
+
+/// Limit of connecting, to either kind of connection.
+pub(super) const CONNECT: Duration = Duration::from_secs(5);
+/// How long our own last walsender may need to let go of the slot.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
+/// Frames that are taken from memory between two looks at timers and signals.
+const BURST: usize = 512;
+/// A session that lasted this long has earned a fresh retry pause.
+const HEALTHY: Duration = Duration::from_secs(30);
+/// The confirmed position is remembered this often.
+const SAVE_POSITION: Duration = Duration::from_secs(5);
+/// Reserved for the final position and for leaving, inside the drain time-out (F.9).
+const FINAL_RESERVE: Duration = Duration::from_secs(3);
+
+enum Ended {
+    /// The filter must change; the next session begins where this one ended.
+    Refilter,
+    Stopped,
+}
+
+/// What lasts from session to session.
+pub(super) struct Session<'e> {
+    engine: &'e Engine,
+    loaded: watch::Receiver<Arc<Loaded>>,
+    generation: Option<Generation>,
+    /// Debounce of filter changes (R-HOLE-3).
+    refilter_after: Instant,
+    /// Time from START to the first frame, of the last restart.
+    restart_cost: Duration,
+}
+
+/// One running stream.
+struct Stream {
+    wire: ReplicationStream,
+    sql: SqlConnection,
+    decoder: Decoder,
+    feedback: Feedback,
+    registry: Arc<Registry>,
+    filter: BTreeSet<Relation>,
+    /// The registry to change to at the next end of a transaction.
+    next: Option<Arc<Registry>>,
+    started: Instant,
+    /// E of R-HOLE-2: from here on the filter covers what is registered.
+    e: Lsn,
+    /// The first frame at or above `e` has arrived.
+    covered: bool,
+    saved: Instant,
+}
+
+impl<'e> Session<'e> {
+    pub(super) fn new(engine: &'e Engine, loaded: watch::Receiver<Arc<Loaded>>) -> Self {
+        let refilter_after = Instant::now();
+        Self { engine, loaded, generation: None, refilter_after, restart_cost: Duration::ZERO }
+    }
+
+    /// Sessions, one after the other, until the engine is stopped.
+    pub(super) async fn run_all(&mut self, intake: &mut Intake, ready: watch::Receiver<bool>) {
+        let mut pause = None;
+        while !self.engine.stop.is_cancelled() {
+            let began = Instant::now();
+            let error = match self.run(intake, &ready).await {
+                Ok(Ended::Refilter) => continue,
+                Ok(Ended::Stopped) => return,
+                Err(error) => error,
+            };
+            let policy = error.policy();
+            tracing::warn!(source = %self.engine.source.id, reason = policy.reason, %error, "session ended");
+            metrics::counter!("cdc_sessions_failed_total", "reason" => policy.reason).increment(1);
+            self.engine.set_status(policy.state, Some(policy.reason));
+            self.engine.save_state(policy.state, Some(policy.reason)).await;
+            let wait = pause.filter(|_| began.elapsed() < HEALTHY).unwrap_or(policy.pause);
+            pause = Some((wait * 2).min(MAX_PAUSE));
+            tokio::select! {
+                () = self.engine.stop.cancelled() => return,
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+    }
+
+    async fn run(&mut self, intake: &mut Intake, ready: &watch::Receiver<bool>) -> Result<Ended, EngineError> {
+        let mut stream = tokio::select! {
+            () = self.engine.stop.cancelled() => return Ok(Ended::Stopped),
+            stream = self.start(intake, ready) => stream?,
+        };
+        let ended = self.read(&mut stream, intake).await?;
+        match ended {
+            // The server may be in the middle of sending: a polite end could take as long as its transaction (E7).
+            Ended::Refilter => drop(stream),
+            Ended::Stopped => self.leave(stream, intake).await,
+        }
+        Ok(ended)
+    }
+
+    async fn start(&mut self, intake: &mut Intake, ready: &watch::Receiver<bool>) -> Result<Stream, EngineError> {
+        let engine = self.engine;
+        let name = engine.application_name();
+        let mut connection = ReplicationConnection::connect(&engine.url, &name, &engine.sockets, CONNECT).await?;
+        let sql = connect_sql(&engine.url, &name, Some(&engine.sockets), CONNECT).await?;
+        let identity = connection.identify_system().await?;
+        let slot = engine.ensure_slot(&mut connection, &sql).await?;
+        let generation = engine.generation(&identity, slot.created).await?;
+        self.enter_generation(generation, intake).await;
+        let start = self.start_position(&slot, generation, intake).await?.min(identity.wal_end.max(slot.confirmed));
+        if engine.control.fronts() == 0 {
+            engine.hand_over(ready.clone()).await;
+        }
+        let registry = self.registry(generation, slot.confirmed);
+        engine.registry.send_replace(Arc::clone(&registry));
+        let wal_sender_timeout = connection.wal_sender_timeout().await?.unwrap_or_default();
+        let filter = registry.filter();
+        let (options, holds_from) = self.options(slot.plugin, &registry).await?;
+        engine.control.announce_leader(start).await;
+        let started = Instant::now();
+        let wire = self.start_streaming(connection, start, &options).await?;
+        intake.begin_session(start);
+        self.show_start(&slot, &registry);
+        let feedback = Feedback::new(slot.confirmed.max(Lsn(1)), wal_sender_timeout, engine.deps.settings.advance_interval);
+        let decoder = Decoder::new(slot.plugin, generation);
+        let next = None;
+        let e = start.max(holds_from);
+        Ok(Stream { wire, sql, decoder, feedback, registry, filter, next, started, e, covered: false, saved: started })
+    }
+
+    /// START_REPLICATION, again while our own last walsender still holds the slot.
+    async fn start_streaming(
+        &self,
+        connection: ReplicationConnection,
+        start: Lsn,
+        options: &[(String, String)],
+    ) -> Result<ReplicationStream, EngineError> {
+        let engine = self.engine;
+        let deadline = Instant::now() + RELEASE_PATIENCE;
+        let mut pause = Duration::from_millis(5);
+        let mut next = Some(connection);
+        loop {
+            let name = engine.application_name();
+            let connection = match next.take() {
+                Some(connection) => connection,
+                None => ReplicationConnection::connect(&engine.url, &name, &engine.sockets, CONNECT).await?,
+            };
+            match connection.start(&engine.source.slot_name, start, options).await {
+                Err(error) if error.sqlstate() == Some(&SqlState::OBJECT_IN_USE) && Instant::now() < deadline => {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_millis(200));
+                }
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    async fn enter_generation(&mut self, generation: Generation, intake: &mut Intake) {
+        if self.generation.replace(generation).is_some_and(|old| old != generation) {
+            intake.reset();
+        }
+        if generation.0 > 1 && intake.boundary() == Lsn::ZERO {
+            self.engine.announce_gap(GapReason::NewGeneration, &self.loaded.borrow().clone()).await;
+        }
+    }
+
+    /// Where this session reads from: nothing that was confirmed or read before comes again (R-LSN-7, R-HOLE-2).
+    async fn start_position(&self, slot: &ReadySlot, generation: Generation, intake: &Intake) -> Result<Lsn, EngineError> {
+        let stored = self.engine.deps.store.position(self.engine.source.id).await?;
+        let stored = stored.filter(|(of, _)| *of == generation && !slot.created).map_or(Lsn::ZERO, |(_, lsn)| lsn);
+        Ok(slot.confirmed.max(stored).max(intake.boundary()))
+    }
+
+    fn registry(&mut self, generation: Generation, confirmed: Lsn) -> Arc<Registry> {
+        let loaded = Arc::clone(&self.loaded.borrow_and_update());
+        Arc::new(Registry::new(&loaded.snapshot, loaded.projects.clone(), generation, confirmed))
+    }
+
+    /// The plugin's options, and from which position on they cover the filter.
+    async fn options(&self, plugin: Plugin, registry: &Registry) -> Result<(Vec<(String, String)>, Lsn), EngineError> {
+        let tables = registry.filter().into_iter();
+        if plugin == Plugin::Wal2json {
+            let entries: Vec<_> = tables.map(FilterEntry::Table).collect();
+            return Ok((wal2json_options(&entries), Lsn::ZERO));
+        }
+        let (name, from) = self.engine.sync_publication(&tables.collect::<Vec<_>>()).await?;
+        Ok((pgoutput_options(&name), from))
+    }
+
+    fn show_start(&self, slot: &ReadySlot, registry: &Registry) {
+        let engine = self.engine;
+        engine.deps.board.update(engine.source.id, &engine.source.name, |status| {
+            status.plugin = Some(slot.plugin.library());
+            status.tables = registry.tables().count();
+        });
+    }
+
+    /// Reads until the filter must change or the engine is stopped.
+    async fn read(&mut self, stream: &mut Stream, intake: &mut Intake) -> Result<Ended, EngineError> {
+        // The reply proves that the stream lives, and tells its position when there is nothing to send.
+        self.send_status(stream, intake, true).await?;
+        loop {
+            if !intake.tracker.in_transaction() && self.change_registry(stream, intake) {
+                return Ok(Ended::Refilter);
+            }
+            let resolved = intake.tracker.resolve();
+            if stream.feedback.is_due(resolved, Instant::now()) {
+                self.send_status(stream, intake, false).await?;
+            }
+            let paused = intake.quota.paused();
+            let wake = self.wake_at(stream, resolved);
+            tokio::select! {
+                biased;
+                () = self.engine.stop.cancelled() => return Ok(Ended::Stopped),
+                () = intake.acked.notified() => {}
+                changed = self.loaded.changed() => {
+                    if changed.is_err() {
+                        return Ok(Ended::Stopped);
+                    }
+                    let generation = self.generation.unwrap_or(Generation(1));
+                    stream.next = Some(self.registry(generation, stream.feedback.flushed()));
+                }
+                () = intake.quota.resumed(), if paused => {}
+                message = stream.wire.next(), if !paused => self.take_burst(stream, intake, message)?,
+                () = tokio::time::sleep_until(wake.into()) => self.tick(stream, intake).await?,
+            }
+        }
+    }
+
+    fn wake_at(&self, stream: &Stream, resolved: Lsn) -> Instant {
+        let due = stream.feedback.due(resolved, Instant::now());
+        if !stream.covered {
+            return due.min(Instant::now() + Duration::from_millis(20));
+        }
+        match &stream.next {
+            Some(_) => due.min(self.refilter_after),
+            None => due,
+        }
+    }
+
+    async fn tick(&mut self, stream: &mut Stream, intake: &mut Intake) -> Result<(), EngineError> {
+        if !stream.covered {
+            self.send_status(stream, intake, true).await?;
+        }
+        if stream.saved.elapsed() >= SAVE_POSITION {
+            stream.saved = Instant::now();
+            self.save_position(stream).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes a message and what is in memory behind it, then hands the rows over.
+    fn take_burst(
+        &mut self,
+        stream: &mut Stream,
+        intake: &mut Intake,
+        first: Result<StreamMessage, SourceError>,
+    ) -> Result<(), EngineError> {
+        let mut message = Some(first);
+        for _ in 0..BURST {
+            let Some(next) = message.take().or_else(|| stream.wire.buffered()) else { break };
+            self.take(stream, intake, next?)?;
+            if intake.quota.paused() || (stream.next.is_some() && !intake.tracker.in_transaction()) {
+                break;
+            }
+        }
+        intake.flush();
+        Ok(())
+    }
+
+    fn take(&mut self, stream: &mut Stream, intake: &mut Intake, message: StreamMessage) -> Result<(), EngineError> {
+        let reached = match message {
+            StreamMessage::Data { start, end, payload } => {
+                intake.data(&mut stream.decoder, &stream.registry, start, end, &payload);
+                end.max(start)
+            }
+            StreamMessage::Keepalive { end, reply_requested } => {
+                if reply_requested {
+                    stream.feedback.ask();
+                }
+                intake.keepalive(end);
+                end
+            }
+            StreamMessage::Oversize { start, bytes, prefix } => {
+                intake.skip(stream.decoder.oversize(&prefix), start, bytes);
+                start
+            }
+            StreamMessage::End => return Err(SourceError::Closed.into()),
+        };
+        if !stream.covered && reached >= stream.e {
+            self.cover(stream);
+        }
+        Ok(())
+    }
+
+    /// The stream has reached E: the filter covers what is registered, and the engine runs.
+    fn cover(&mut self, stream: &mut Stream) {
+        stream.covered = true;
+        self.restart_cost = stream.started.elapsed();
+        self.refilter_after = Instant::now() + (self.restart_cost * 10).clamp(Duration::from_secs(1), Duration::from_secs(60));
+        self.engine.set_status(EngineState::Running, None);
+        self.engine.report_active(&stream.registry, stream.e);
+    }
+
+    /// Between two transactions: true = a new session is needed. A change that leaves the list of names as it is takes
+    /// effect at once.
+    fn change_registry(&mut self, stream: &mut Stream, intake: &Intake) -> bool {
+        let Some(next) = &stream.next else { return false };
+        if next.filter() != stream.filter {
+            return stream.covered && Instant::now() >= self.refilter_after;
+        }
+        let next = Arc::clone(next);
+        stream.next = None;
+        stream.registry = Arc::clone(&next);
+        self.engine.registry.send_replace(Arc::clone(&next));
+        if stream.covered {
+            self.engine.report_active(&next, intake.boundary().max(stream.e));
+        }
+        false
+    }
+
+    async fn send_status(&self, stream: &mut Stream, intake: &mut Intake, reply: bool) -> Result<(), EngineError> {
+        let resolved = intake.tracker.resolve();
+        let flushed = stream.feedback.send(resolved, Instant::now());
+        let written = flushed.max(intake.received());
+        stream.wire.send_status(Status { written, flushed, applied: flushed, reply_requested: reply }).await?;
+        let engine = self.engine;
+        engine.deps.board.update(engine.source.id, &engine.source.name, |status| {
+            status.received_lsn = intake.received();
+            status.resolved_lsn = resolved;
+            status.confirmed_lsn = flushed;
+            status.used_bytes = intake.quota.used();
+            status.paused = intake.quota.is_paused();
+        });
+        Ok(())
+    }
+
+    async fn save_position(&self, stream: &Stream) -> Result<(), EngineError> {
+        let generation = self.generation.unwrap_or(Generation(1));
+        let (store, source) = (&self.engine.deps.store, self.engine.source.id);
+        store.save_position(source, self.engine.epoch, generation, stream.feedback.flushed()).await?;
+        Ok(())
+    }
+
+    /// Drains what is out, confirms, verifies by SQL and closes (F.9).
+    async fn leave(&self, mut stream: Stream, intake: &mut Intake) {
+        let engine = self.engine;
+        engine.set_status(EngineState::Draining, None);
+        let budget = engine.deps.settings.drain_timeout;
+        let deadline = Instant::now() + budget.saturating_sub(FINAL_RESERVE).max(budget / 2);
+        intake.flush();
+        while !intake.tracker.is_settled() && Instant::now() < deadline {
+            let resolved = intake.tracker.resolve();
+            if stream.feedback.is_due(resolved, Instant::now()) && self.send_status(&mut stream, intake, false).await.is_err() {
+                return;
+            }
+            let due = stream.feedback.due(resolved, Instant::now()).min(deadline);
+            tokio::select! {
+                () = intake.acked.notified() => {}
+                () = tokio::time::sleep_until(due.into()) => {}
+            }
+        }
+        let verified = tokio::time::timeout(Duration::from_millis(1500), self.verify(&mut stream, intake)).await;
+        let final_lsn = stream.feedback.flushed();
+        let _ = self.save_position(&stream).await;
+        self.close(stream, intake).await;
+        tracing::info!(source = %engine.source.id, lsn = %final_lsn, verified = matches!(verified, Ok(Ok(()))),
+            outstanding = intake.tracker.outstanding(), admitted = intake.admitted, skipped = intake.skipped, "engine drained");
+    }
+
+    /// Sends the final position and reads it back: a close with unread bytes in the socket would throw the status away
+    /// (E4), so reading goes on, into nothing.
+    async fn verify(&self, stream: &mut Stream, intake: &mut Intake) -> Result<(), EngineError> {
+        self.send_status(stream, intake, false).await?;
+        let wanted = stream.feedback.flushed();
+        loop {
+            let status = slot::status(&stream.sql, &self.engine.source.slot_name).await?;
+            if status.and_then(|status| status.confirmed_flush).is_some_and(|confirmed| confirmed >= wanted) {
+                return Ok(());
+            }
+            let pause = tokio::time::sleep(Duration::from_millis(20));
+            tokio::pin!(pause);
+            loop {
+                tokio::select! {
+                    () = &mut pause => break,
+                    message = stream.wire.next() => drop(message?),
+                }
+            }
+        }
+    }
+
+    /// Politely if no transaction is open, and until the slot is seen inactive; the lease is released after that.
+    async fn close(&self, mut stream: Stream, intake: &Intake) {
+        if !intake.tracker.in_transaction() {
+            let _ = tokio::time::timeout(Duration::from_millis(250), stream.wire.copy_done()).await;
+        }
+        stream.wire.close().await;
+        let inactive = slot::wait_inactive(&stream.sql, &self.engine.source.slot_name, Duration::from_millis(500)).await;
+        if !matches!(inactive, Ok(true)) {
+            tracing::warn!(source = %self.engine.source.id, "the slot is still active after the stream was closed");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+use std::time::Duration;
+
+/// Knobs of a worker, with the defaults of the `CDC_*` variables (design §8).
+#[derive(Debug, Clone)]
+pub struct WorkerSettings {
+    /// `CDC_FILTER_REFRESH_MS`: the registry is read again this often, signal or not.
+    pub filter_refresh: Duration,
+    /// `CDC_NUM_SHARDS`.
+    pub shards: usize,
+    /// `CDC_MEMORY_QUOTA` in bytes, of the process.
+    pub memory_quota: usize,
+    /// `CDC_MAX_ENGINES`: each has its fixed share of the quota.
+    pub max_engines: usize,
+    /// `CDC_ADVANCE_INTERVAL_MS`.
+    pub advance_interval: Duration,
+    /// `CDC_DRAIN_TIMEOUT`, the final position included.
+    pub drain_timeout: Duration,
+    /// `LEASE_DURATION_SECS`.
+    pub lease_duration: Duration,
+    /// Largest event in bytes; a larger one is reduced (R-BIG-4).
+    pub max_event_bytes: usize,
+    /// Visibility connections per source (R-RLS-9).
+    pub visibility_connections: usize,
+}
+
+impl Default for WorkerSettings {
+    fn default() -> Self {
+        Self {
+            filter_refresh: Duration::from_secs(3),
+            shards: 4,
+            memory_quota: 256 << 20,
+            max_engines: 8,
+            advance_interval: Duration::from_millis(100),
+            drain_timeout: Duration::from_secs(25),
+            lease_duration: Duration::from_secs(15),
+            max_event_bytes: 8 << 20,
+            visibility_connections: 16,
+        }
+    }
+}
+
+impl WorkerSettings {
+    /// One engine's share of the quota.
+    pub fn engine_quota(&self) -> usize {
+        self.memory_quota / self.max_engines.max(1)
+    }
+
+    /// What can't work, in words for the operator (R-MEM-9).
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        if self.engine_quota() < 4 * self.max_event_bytes {
+            problems.push(format!(
+                "CDC_MEMORY_QUOTA / CDC_MAX_ENGINES is {} bytes, it must be at least four times the largest event ({} bytes)",
+                self.engine_quota(),
+                self.max_event_bytes
+            ));
+        }
+        if self.shards == 0 {
+            problems.push("CDC_NUM_SHARDS must be at least 1".to_owned());
+        }
+        if self.lease_duration < Duration::from_secs(3) {
+            problems.push("LEASE_DURATION_SECS must be at least 3".to_owned());
+        }
+        problems
+    }
+}

@@ -1,0 +1,290 @@
+//! The leader's end of the control protocol (design §9): takes fronts' subscriptions, answers when they are live, and
+//! keeps its copy equal to what the fronts have.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use aura_bus::{BusError, Message, SharedBus, Subject};
+use aura_domain::{Epoch, FrontId, Lsn, ProjectId, SourceId, SubId};
+use aura_pgsource::VisibilityPool;
+use aura_wire::control::{Announcement, Heartbeat, Reply, Request, Subscription};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::Instant,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    admission::{Refusal, admit},
+    index::SubscriptionIndex,
+};
+use crate::engine::registry::Registry;
+
+/// Period of heartbeats in both directions (design §9).
+pub(crate) const HEARTBEAT: Duration = Duration::from_secs(5);
+/// A front that missed three is gone.
+pub(crate) const FRONT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Requests that are worked on at once; a join may have to ask PostgreSQL.
+const CONCURRENCY: usize = 32;
+
+/// Whether the engine streams, and why not.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Streaming {
+    pub(crate) on: bool,
+    pub(crate) reason: Option<String>,
+}
+
+/// See the module. One per lease.
+pub(crate) struct Control {
+    pub(crate) source: SourceId,
+    pub(crate) epoch: Epoch,
+    pub(crate) origin: String,
+    pub(crate) bus: SharedBus,
+    pub(crate) visibility: VisibilityPool,
+    pub(crate) subscriptions: Arc<RwLock<SubscriptionIndex>>,
+    pub(crate) registry: watch::Receiver<Arc<Registry>>,
+    pub(crate) streaming: watch::Receiver<Streaming>,
+    /// End of what the intake has read.
+    pub(crate) received: Arc<AtomicU64>,
+    /// Last `seq` of each project, by the lanes.
+    pub(crate) seqs: Arc<Mutex<HashMap<ProjectId, u64>>>,
+    /// Chunks of snapshots that aren't complete.
+    pub(crate) partial: Mutex<HashMap<FrontId, (u64, HashSet<SubId>)>>,
+    pub(crate) heard: Mutex<HashMap<FrontId, Instant>>,
+}
+
+impl Control {
+    /// Serves fronts until `stop`. `ready` is set once requests can arrive.
+    pub(crate) async fn serve(self: Arc<Self>, ready: watch::Sender<bool>, stop: CancellationToken) {
+        while !stop.is_cancelled() {
+            if let Err(error) = self.serve_once(&ready, &stop).await {
+                tracing::warn!(source = %self.source, %error, "can't serve fronts, trying again");
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+        }
+    }
+
+    async fn serve_once(self: &Arc<Self>, ready: &watch::Sender<bool>, stop: &CancellationToken) -> Result<(), BusError> {
+        let mut requests = self.bus.subscribe(&Subject::source_requests(self.source)).await?;
+        let mut heartbeats = self.bus.subscribe(&Subject::front_heartbeats()).await?;
+        self.announce(&Announcement::WantSnapshots { source: self.source, epoch: self.epoch, fronts: None }).await;
+        ready.send_replace(true);
+        let tasks = TaskTracker::new();
+        let permits = Arc::new(Semaphore::new(CONCURRENCY));
+        let mut streaming = self.streaming.clone();
+        let mut tick = tokio::time::interval(HEARTBEAT);
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Ok(()),
+                request = requests.next() => {
+                    let request = request.ok_or(BusError::Disconnected)?;
+                    let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
+                    let control = Arc::clone(self);
+                    tasks.spawn(async move {
+                        control.answer(request).await;
+                        drop(permit);
+                    });
+                }
+                heartbeat = heartbeats.next() => self.hear(&heartbeat.ok_or(BusError::Disconnected)?).await,
+                _ = streaming.changed() => self.announce_state().await,
+                _ = tick.tick() => {
+                    self.forget_silent_fronts();
+                    self.announce_state().await;
+                }
+            }
+        }
+    }
+
+    async fn answer(&self, message: Message) {
+        let Some(reply_to) = message.reply else { return };
+        let Ok(request) = serde_json::from_slice::<Request>(&message.payload) else {
+            metrics::counter!("cdc_control_malformed_total").increment(1);
+            return;
+        };
+        let reply = self.take(request).await;
+        let payload = serde_json::to_vec(&reply).expect("a reply has string keys only");
+        if let Err(error) = self.bus.publish(Message::new(reply_to, payload)).await {
+            // The front asks again.
+            tracing::warn!(source = %self.source, %error, "reply to a front not sent");
+        }
+    }
+
+    async fn take(&self, request: Request) -> Reply {
+        match request {
+            Request::Join { front, rev, subscriptions } => {
+                let unknown = self.index(|index| index.front_state(&front).is_none()) && rev > 1;
+                let exceptions = self.admit_all(&front, subscriptions).await;
+                self.note_rev(&front, rev);
+                self.reply(exceptions, unknown)
+            }
+            Request::Leave { front, rev, sub_ids } => {
+                self.index_mut(|index| index.remove(&front, sub_ids));
+                self.note_rev(&front, rev);
+                self.reply(Vec::new(), false)
+            }
+            Request::Snapshot { front, rev, part, parts, subscriptions } => {
+                let ids: Vec<_> = subscriptions.iter().map(|subscription| subscription.sub_id).collect();
+                let exceptions = self.admit_all(&front, subscriptions).await;
+                if let Some(keep) = self.collect(&front, rev, ids, part + 1 == parts) {
+                    self.index_mut(|index| {
+                        // A join that overtook this snapshot isn't in it.
+                        if index.front_state(&front).is_none_or(|(known, _)| known <= rev) {
+                            index.retain(&front, &keep);
+                        }
+                    });
+                    self.note_rev(&front, rev);
+                }
+                self.reply(exceptions, false)
+            }
+        }
+    }
+
+    /// Adds a chunk; the whole set of ids after the last one.
+    fn collect(&self, front: &FrontId, rev: u64, ids: Vec<SubId>, last: bool) -> Option<HashSet<SubId>> {
+        let mut partial = self.partial.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = partial.entry(front.clone()).or_insert_with(|| (rev, HashSet::new()));
+        if entry.0 != rev {
+            *entry = (rev, HashSet::new());
+        }
+        entry.1.extend(ids);
+        if last { partial.remove(front).map(|(_, ids)| ids) } else { None }
+    }
+
+    async fn admit_all(
+        &self,
+        front: &FrontId,
+        subscriptions: Vec<Subscription>,
+    ) -> Vec<aura_wire::control::Exception> {
+        let mut exceptions = Vec::new();
+        for subscription in subscriptions {
+            if self.index(|index| index.is_active(subscription.sub_id)) {
+                self.index_mut(|index| index.insert(front, subscription, None));
+                continue;
+            }
+            let registry = Arc::clone(&self.registry.borrow());
+            match admit(&subscription, &registry, &self.visibility).await {
+                Ok(active) => self.index_mut(|index| index.insert(front, subscription, Some(active))),
+                Err(refusal) => {
+                    exceptions.push(refusal.exception(&subscription));
+                    if !matches!(refusal, Refusal::Fatal(_)) {
+                        self.index_mut(|index| index.insert(front, subscription, None));
+                    }
+                }
+            }
+        }
+        exceptions
+    }
+
+    /// Subscriptions whose table has been registered begin to deliver; before the api is told that it is active.
+    pub(crate) async fn wake(&self, registry: &Registry) {
+        for subscription in self.index(SubscriptionIndex::dormant) {
+            match admit(&subscription, registry, &self.visibility).await {
+                Ok(active) => self.index_mut(|index| index.activate(subscription.sub_id, active)),
+                Err(Refusal::Unknown(error)) => {
+                    tracing::warn!(source = %self.source, %error, "a waiting subscription can't be checked now");
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn reply(&self, exceptions: Vec<aura_wire::control::Exception>, want_snapshot: bool) -> Reply {
+        Reply {
+            epoch: self.epoch,
+            since: Lsn(self.received.load(Ordering::Acquire)),
+            streaming: self.streaming.borrow().on,
+            exceptions,
+            want_snapshot,
+        }
+    }
+
+    fn note_rev(&self, front: &FrontId, rev: u64) {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).insert(front.clone(), Instant::now());
+        self.index_mut(|index| {
+            let known = index.front_state(front).map_or(0, |(known, _)| known);
+            index.set_rev(front, known.max(rev));
+        });
+    }
+
+    async fn hear(&self, message: &Message) {
+        let Ok(heartbeat) = serde_json::from_slice::<Heartbeat>(&message.payload) else { return };
+        if heartbeat.leaving {
+            self.forget(&heartbeat.front);
+            return;
+        }
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).insert(heartbeat.front.clone(), Instant::now());
+        let Some(state) = heartbeat.sources.iter().find(|state| state.source == self.source) else { return };
+        let known = self.index(|index| index.front_state(&heartbeat.front));
+        let equal = known.is_some_and(|(rev, count)| rev == state.rev && count as u64 == state.count);
+        if !equal {
+            let fronts = Some(vec![heartbeat.front]);
+            self.announce(&Announcement::WantSnapshots { source: self.source, epoch: self.epoch, fronts }).await;
+        }
+    }
+
+    fn forget_silent_fronts(&self) {
+        let now = Instant::now();
+        let silent: Vec<_> = {
+            let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+            heard.iter().filter(|(_, at)| now - **at > FRONT_TIMEOUT).map(|(front, _)| front.clone()).collect()
+        };
+        for front in silent {
+            self.forget(&front);
+        }
+    }
+
+    fn forget(&self, front: &FrontId) {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).remove(front);
+        self.index_mut(|index| index.forget_front(front));
+    }
+
+    /// Tells fronts that the engine begins to read, and with whose subscriptions.
+    pub(crate) async fn announce_leader(&self, start: Lsn) {
+        let fronts = self.index(SubscriptionIndex::revs);
+        self.announce(&Announcement::Leader { source: self.source, epoch: self.epoch, start, fronts }).await;
+    }
+
+    /// Tells fronts to ask again about bindings that don't deliver.
+    pub(crate) async fn announce_registry(&self) {
+        self.announce(&Announcement::RegistryChanged { source: self.source, epoch: self.epoch }).await;
+    }
+
+    async fn announce_state(&self) {
+        let Streaming { on, reason } = self.streaming.borrow().clone();
+        let seqs = self.seqs.lock().unwrap_or_else(PoisonError::into_inner);
+        let seqs = seqs.iter().map(|(project, seq)| (*project, *seq)).collect();
+        let (source, epoch) = (self.source, self.epoch);
+        self.announce(&Announcement::LeaderHeartbeat { source, epoch, streaming: on, reason, seqs }).await;
+    }
+
+    async fn announce(&self, announcement: &Announcement) {
+        let payload = serde_json::to_vec(announcement).expect("an announcement has string keys only");
+        let mut message = Message::new(Subject::source_announcements(self.source), payload);
+        message.headers.origin = Some(self.origin.clone());
+        message.headers.source = Some(self.source);
+        message.headers.epoch = Some(self.epoch);
+        if let Err(error) = self.bus.publish(message).await {
+            tracing::debug!(source = %self.source, %error, "announcement not sent");
+        }
+    }
+
+    /// Number of fronts whose subscriptions we have.
+    pub(crate) fn fronts(&self) -> usize {
+        self.index(|index| index.revs().len())
+    }
+
+    fn index<T>(&self, read: impl FnOnce(&SubscriptionIndex) -> T) -> T {
+        read(&self.subscriptions.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn index_mut<T>(&self, write: impl FnOnce(&mut SubscriptionIndex) -> T) -> T {
+        write(&mut self.subscriptions.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}

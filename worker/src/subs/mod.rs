@@ -1,0 +1,7 @@
+//! What the worker knows of subscribers.
+
+pub(crate) mod admission;
+pub(crate) mod control;
+pub(crate) mod equality;
+pub(crate) mod filter;
+pub(crate) mod index;
