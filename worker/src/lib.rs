@@ -1,5 +1,6 @@
 //! The worker: holds leases of sources and runs their engines — slot, reader, shards, visibility, bus.
 
+mod args;
 mod encode;
 mod engine;
 mod fronts;
@@ -14,8 +15,10 @@ use aura_bus::SharedBus;
 use aura_domain::{SourceId, WorkerId};
 use aura_lease::LeaseBackend;
 use aura_store::Store;
+pub use args::{LeaseKind, WorkerArgs};
 pub use settings::WorkerSettings;
 pub use status::EngineStatus;
+use serde_json::json;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{engine::EngineDeps, fronts::Fronts, status::StatusBoard};
@@ -81,6 +84,12 @@ impl WorkerStatus {
     /// Every source's engine as this worker sees it.
     pub fn engines(&self) -> BTreeMap<SourceId, EngineStatus> {
         self.board.read()
+    }
+
+    /// The body of `/health` and `/status`.
+    pub fn report(&self) -> serde_json::Value {
+        let engines: Vec<_> = self.engines().into_iter().map(|(source, engine)| json!({"source": source, "engine": engine})).collect();
+        json!({"worker": self.worker, "cdc_active": self.cdc_active(), "engines": engines})
     }
 
     /// False until the slot of every engine that this worker leads is confirmed to be healthy, and while it leads none.

@@ -8,7 +8,7 @@ use std::{
 
 use aura_bus::{BusError, Headers, Message, SharedBus, Subject};
 use aura_domain::{ChangeKind, Epoch, Image, Position, ProjectId, SourceId, SubId};
-use aura_pgsource::{CheckOutcome, CheckRequest, Identity as SourceIdentity, RoleAccess, SourceError, Verdict, VisibilityPool};
+use aura_pgsource::{CheckOutcome, CheckRequest, Identity as SourceIdentity, RoleAccess, SourceError, TableCatalog, Verdict, VisibilityPool};
 use aura_wire::{ChangeEnvelope, GapEnvelope, GapReason};
 use futures_util::future::join_all;
 use serde_json::value::RawValue;
@@ -28,7 +28,7 @@ pub(crate) struct Judge {
     pub(crate) epoch: Epoch,
     pub(crate) origin: String,
     pub(crate) bus: SharedBus,
-    pub(crate) visibility: VisibilityPool,
+    pub(crate) visibility: Arc<VisibilityPool>,
     pub(crate) subscriptions: Arc<RwLock<SubscriptionIndex>>,
     /// Last `seq` of each project, for the leader's heartbeats.
     pub(crate) seqs: Arc<Mutex<HashMap<ProjectId, u64>>>,
@@ -58,6 +58,12 @@ struct TableBatch<'a> {
     identity_numbers: HashMap<Arc<Identity>, usize>,
 }
 
+/// A check's outcome, about the table that was registered.
+struct Judged<'a> {
+    table: &'a Arc<TableCatalog>,
+    outcome: &'a CheckOutcome,
+}
+
 /// Where a row's images and subscribers are in its [`TableBatch`].
 struct Placed {
     batch: usize,
@@ -78,8 +84,9 @@ impl Judge {
         }
         for (row, placed) in rows.iter().zip(&placed) {
             let outcome = &outcomes[placed.batch];
-            if outcome.oid_matches {
-                self.row_messages(lane, row, placed, outcome, &mut messages);
+            if let Some(table) = outcome.table.as_ref().filter(|_| outcome.oid_matches) {
+                let judged = Judged { table, outcome };
+                self.row_messages(lane, row, placed, &judged, &mut messages);
             }
         }
         self.publish(&messages).await;
@@ -208,7 +215,7 @@ impl Judge {
         lane: &mut Lane,
         row: &Row,
         placed: &Placed,
-        outcome: &CheckOutcome,
+        judged: &Judged<'_>,
         messages: &mut Vec<Message>,
     ) {
         if row.change.kind == ChangeKind::Truncate {
@@ -216,18 +223,18 @@ impl Judge {
         }
         let mut audiences: BTreeMap<Projection, Vec<SubId>> = BTreeMap::new();
         for (sub, n) in &placed.subscribers {
-            if let Some(projection) = projection(sub, &outcome.verdicts[*n], placed, outcome) {
-                let id = if outcome.row_security { sub.sub_id } else { sub.twin };
+            if let Some(projection) = projection(sub, &judged.outcome.verdicts[*n], placed, judged.table) {
+                let id = if judged.outcome.row_security { sub.sub_id } else { sub.twin };
                 audiences.entry(projection).or_default().push(id);
             }
         }
         if audiences.is_empty() {
             // Every change reaches the bus (G1), this one for nobody.
-            let columns = (0..outcome.table.columns.len()).collect();
+            let columns = (0..judged.table.columns.len()).collect();
             audiences.insert(Projection { columns, old_row: OldRow::Whole }, Vec::new());
         }
         let Lane { seq, encoders, .. } = lane;
-        let encoder = encoder(encoders, row, outcome);
+        let encoder = encoder(encoders, row, judged.table);
         for (m, (projection, mut ids)) in (0..).zip(audiences) {
             ids.sort_unstable();
             ids.dedup();
@@ -325,24 +332,24 @@ impl<'a> TableBatch<'a> {
     }
 }
 
-fn encoder<'e>(encoders: &'e mut HashMap<u32, Encoder>, row: &Row, outcome: &CheckOutcome) -> &'e mut Encoder {
-    let fresh = || Encoder::new(Arc::clone(&outcome.table), &row.table.key.schema, &row.table.key.table);
+fn encoder<'e>(encoders: &'e mut HashMap<u32, Encoder>, row: &Row, table: &Arc<TableCatalog>) -> &'e mut Encoder {
+    let fresh = || Encoder::new(Arc::clone(table), &row.table.key.schema, &row.table.key.table);
     let encoder = encoders.entry(row.table.oid).or_insert_with(fresh);
-    if !Arc::ptr_eq(encoder.catalog(), &outcome.table) {
+    if !Arc::ptr_eq(encoder.catalog(), table) {
         *encoder = fresh();
     }
     encoder
 }
 
 /// What the subscriber sees of the row; `None` = nothing. Only a positive verdict shows anything.
-fn projection(sub: &ActiveSubscription, verdict: &Verdict, placed: &Placed, outcome: &CheckOutcome) -> Option<Projection> {
+fn projection(sub: &ActiveSubscription, verdict: &Verdict, placed: &Placed, table: &TableCatalog) -> Option<Projection> {
     let Verdict::Decided { access, visible } = verdict else { return None };
     let sees = |image: Option<usize>| image.is_some_and(|n| visible.get(n).copied().unwrap_or(false));
     let decides = placed.new.or(placed.old);
     if !sees(decides) {
         return None;
     }
-    let columns = visible_columns(sub, access, outcome);
+    let columns = visible_columns(sub, access, table);
     if columns.is_empty() {
         return None;
     }
@@ -351,9 +358,9 @@ fn projection(sub: &ActiveSubscription, verdict: &Verdict, placed: &Placed, outc
 }
 
 /// Readable columns ∩ `select`; key columns always stay (supabase-wire.md §3.1).
-fn visible_columns(sub: &ActiveSubscription, access: &RoleAccess, outcome: &CheckOutcome) -> Vec<usize> {
+fn visible_columns(sub: &ActiveSubscription, access: &RoleAccess, table: &TableCatalog) -> Vec<usize> {
     let selected = |name: &str| sub.select.as_ref().is_none_or(|select| select.iter().any(|column| column == name));
-    let columns = outcome.table.columns.iter().enumerate();
+    let columns = table.columns.iter().enumerate();
     columns
         .filter(|(n, column)| {
             access.readable.get(*n).copied().unwrap_or(false) && (column.primary_key || selected(&column.name))

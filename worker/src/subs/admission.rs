@@ -74,7 +74,11 @@ pub(crate) async fn admit(
 
 fn check_role(role: &str, project: &ProjectInfo) -> Result<(), Refusal> {
     let known = ROLES.contains(&role) || project.extra_roles.iter().any(|extra| extra == role);
-    if known { Ok(()) } else { Err(Refusal::Fatal(format!("role {role:?} is not a role of this project"))) }
+    if known { Ok(()) } else { Err(unknown_role(role)) }
+}
+
+fn unknown_role(role: &str) -> Refusal {
+    Refusal::Fatal(format!("role {role:?} is not a role of this project"))
 }
 
 fn check_wildcard(spec: &SubscriptionSpec, conditions: &[Condition]) -> Result<Vec<CompiledCondition>, Refusal> {
@@ -98,10 +102,11 @@ async fn compile(
         return Ok(Vec::new());
     }
     let described = visibility
-        .describe(table.project.id, &table.project.visibility_password, &table.relation, &spec.role)
+        .describe(table.project.id, &table.relation, &spec.role, &table.project.extra_roles)
         .await
         .map_err(Refusal::Unknown)?;
     let (catalog, access) = described.ok_or_else(|| not_registered(spec))?;
+    let access = access.ok_or_else(|| unknown_role(&spec.role))?;
     for column in spec.select.iter().flatten() {
         readable_column(&catalog, &access, column)
             .ok_or_else(|| Refusal::Fatal(format!("invalid column for select {column}")))?;
@@ -109,16 +114,15 @@ async fn compile(
     let compile_one = |condition: &Condition| {
         let unknown = || FilterError::Column(condition.column.clone());
         let n = readable_column(&catalog, &access, &condition.column).ok_or_else(unknown)?;
-        let ty = &catalog.columns[n].ty;
-        CompiledCondition::new(condition, &ty.name, ty.is_enum())
+        CompiledCondition::new(condition, &catalog.columns[n].ty)
     };
     Ok(conditions.iter().map(compile_one).collect::<Result<_, _>>()?)
 }
 
 /// A column that isn't there and one that the role may not read look the same.
 fn readable_column(catalog: &TableCatalog, access: &RoleAccess, name: &str) -> Option<usize> {
-    let n = catalog.columns.iter().position(|column| &*column.name == name)?;
-    access.readable.get(n).copied().unwrap_or(false).then_some(n)
+    let n = catalog.column(name)?;
+    (access.schema_usage && access.readable.get(n) == Some(&true)).then_some(n)
 }
 
 /// The original's words (supabase-wire.md §2.4).

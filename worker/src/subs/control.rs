@@ -46,7 +46,7 @@ pub(crate) struct Control {
     pub(crate) epoch: Epoch,
     pub(crate) origin: String,
     pub(crate) bus: SharedBus,
-    pub(crate) visibility: VisibilityPool,
+    pub(crate) visibility: Arc<VisibilityPool>,
     pub(crate) subscriptions: Arc<RwLock<SubscriptionIndex>>,
     pub(crate) registry: watch::Receiver<Arc<Registry>>,
     pub(crate) streaming: watch::Receiver<Streaming>,

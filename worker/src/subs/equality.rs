@@ -18,20 +18,20 @@ pub(crate) enum Equality {
 }
 
 impl Equality {
-    /// By `pg_type.typname`; `None` where equality can't be decided here.
-    pub(crate) fn of_type(name: &str, is_enum: bool) -> Option<Self> {
-        Some(match name {
-            "int2" => Self::Int { bits: 16 },
-            "int4" => Self::Int { bits: 32 },
-            "int8" => Self::Int { bits: 64 },
-            "bool" => Self::Bool,
-            "uuid" => Self::Uuid,
-            "text" | "varchar" | "name" => Self::Text,
-            "bpchar" => Self::PaddedText,
-            "numeric" => Self::Numeric,
-            "float4" => Self::Float4,
-            "float8" => Self::Float8,
-            _ if is_enum => Self::Text,
+    /// By the OID of the type below all domains (`pg_type.dat`); `None` where equality can't be decided here.
+    pub(crate) fn of_type(base_oid: u32) -> Option<Self> {
+        Some(match base_oid {
+            21 => Self::Int { bits: 16 },
+            23 => Self::Int { bits: 32 },
+            20 => Self::Int { bits: 64 },
+            16 => Self::Bool,
+            2950 => Self::Uuid,
+            // text, varchar, name
+            25 | 1043 | 19 => Self::Text,
+            1042 => Self::PaddedText,
+            1700 => Self::Numeric,
+            700 => Self::Float4,
+            701 => Self::Float8,
             _ => return None,
         })
     }

@@ -2,6 +2,7 @@
 //! is refused with its reason, never passed.
 
 use aura_domain::{Image, Value};
+use aura_pgsource::TypeInfo;
 
 use super::equality::Equality;
 
@@ -112,11 +113,11 @@ pub(crate) struct CompiledCondition {
 
 impl CompiledCondition {
     /// Checks the values against the column's type.
-    pub(crate) fn new(condition: &Condition, type_name: &str, is_enum: bool) -> Result<Self, FilterError> {
-        let equality = Equality::of_type(type_name, is_enum)
-            .ok_or_else(|| FilterError::Type(condition.column.clone(), type_name.to_owned()))?;
+    pub(crate) fn new(condition: &Condition, ty: &TypeInfo) -> Result<Self, FilterError> {
+        let equality = Equality::of_type(ty.base_oid)
+            .ok_or_else(|| FilterError::Type(condition.column.clone(), ty.name.to_string()))?;
         let canonical = |value: &String| {
-            let refused = || FilterError::Value(value.clone(), type_name.to_owned());
+            let refused = || FilterError::Value(value.clone(), ty.name.to_string());
             equality.canonical_input(value).ok_or_else(refused)
         };
         let values = condition.values.iter().map(canonical).collect::<Result<_, _>>()?;
@@ -162,10 +163,13 @@ mod tests {
 
     #[test]
     fn values_are_checked_against_the_type() {
-        let compile = |value: &str, ty: &str| CompiledCondition::new(&condition("c", &[value]), ty, false);
-        assert!(matches!(compile("hey", "int4"), Err(FilterError::Value(..))));
-        assert!(matches!(compile("3000000000", "int4"), Err(FilterError::Value(..))));
-        assert!(matches!(compile("1", "json"), Err(FilterError::Type(..))));
-        assert!(compile("3000000000", "int8").is_ok());
+        let (int4, int8, json) = (23, 20, 114);
+        let compile = |value: &str, oid: u32| {
+            CompiledCondition::new(&condition("c", &[value]), &TypeInfo::built_in(oid).expect("a built-in type"))
+        };
+        assert!(matches!(compile("hey", int4), Err(FilterError::Value(..))));
+        assert!(matches!(compile("3000000000", int4), Err(FilterError::Value(..))));
+        assert!(matches!(compile("1", json), Err(FilterError::Type(..))));
+        assert!(compile("3000000000", int8).is_ok());
     }
 }

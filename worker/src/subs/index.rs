@@ -248,6 +248,7 @@ impl TableIndex {
 #[cfg(test)]
 mod tests {
     use aura_domain::{Cell, SubscriptionSpec};
+    use aura_pgsource::TypeInfo;
     use serde_json::json;
 
     use super::*;
@@ -275,7 +276,10 @@ mod tests {
             claims: claims.clone(),
         };
         let conditions = filter::parse(filter_text).expect("it parses");
-        let compile = |c: &filter::Condition| CompiledCondition::new(c, if c.column == "id" { "int4" } else { "text" }, false);
+        let compile = |c: &filter::Condition| {
+            let oid = if c.column == "id" { 23 } else { 25 };
+            CompiledCondition::new(c, &TypeInfo::built_in(oid).expect("a built-in type"))
+        };
         let active = ActiveSubscription {
             sub_id: SubId(id),
             twin: SubId(id + 1000),
