@@ -110,7 +110,8 @@ fn bytes(text: &str) -> Result<usize, String> {
         .iter()
         .find_map(|(suffix, unit)| text.strip_suffix(suffix).map(|digits| (digits, *unit)))
         .unwrap_or((text, 1));
-    let number = digits.trim().parse::<usize>().map_err(|_| "a number of bytes, or one with KiB, MiB or GiB".to_owned())?;
+    let number =
+        digits.trim().parse::<usize>().map_err(|_| "a number of bytes, or one with KiB, MiB or GiB".to_owned())?;
     number.checked_mul(unit).ok_or_else(|| "too large".to_owned())
 }
 

@@ -104,7 +104,8 @@ impl Encoder {
             // pgoutput sends no old key when it didn't change; then it is the new row's.
             (ChangeKind::Update, old, Some(new), _) => {
                 let changed = old.as_ref().is_some_and(|old| self.key_changed(old, new));
-                let keys = projection.columns.iter().copied().filter(|c| !changed && self.catalog.columns[*c].primary_key);
+                let keys =
+                    projection.columns.iter().copied().filter(|c| !changed && self.catalog.columns[*c].primary_key);
                 self.record(out, "old_record", new, &keys.collect::<Vec<_>>(), reduced);
             }
             (ChangeKind::Delete, ..) => out.push_str(",\"old_record\":{}"),
@@ -149,7 +150,8 @@ impl Encoder {
     fn unchanged(&self, out: &mut String, change: &Change, projection: &Projection) {
         let Some(new) = change.new.as_ref().filter(|_| change.kind == ChangeKind::Update) else { return };
         let missing = |column: &&usize| !matches!(self.value(new, **column), Some(Value::Null | Value::Text(_)));
-        let names: Vec<_> = projection.columns.iter().filter(missing).map(|c| &*self.catalog.columns[*c].name).collect();
+        let names: Vec<_> =
+            projection.columns.iter().filter(missing).map(|c| &*self.catalog.columns[*c].name).collect();
         if !names.is_empty() {
             out.push_str(",\"unchanged\":");
             out.push_str(&serde_json::Value::from(names).to_string());

@@ -11,14 +11,14 @@ mod supervisor;
 
 use std::{collections::BTreeMap, sync::Arc};
 
+pub use args::{LeaseKind, WorkerArgs};
 use aura_bus::SharedBus;
 use aura_domain::{SourceId, WorkerId};
 use aura_lease::LeaseBackend;
 use aura_store::Store;
-pub use args::{LeaseKind, WorkerArgs};
+use serde_json::json;
 pub use settings::WorkerSettings;
 pub use status::EngineStatus;
-use serde_json::json;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{engine::EngineDeps, fronts::Fronts, status::StatusBoard};
@@ -58,7 +58,8 @@ impl Worker {
     /// Runs until `stop`, then drains every engine inside `drain_timeout` and releases its lease.
     pub async fn run(self, stop: CancellationToken) {
         let tasks = TaskTracker::new();
-        let (fronts, bus, listening) = (Arc::clone(&self.deps.fronts), Arc::clone(&self.deps.bus), CancellationToken::new());
+        let (fronts, bus, listening) =
+            (Arc::clone(&self.deps.fronts), Arc::clone(&self.deps.bus), CancellationToken::new());
         let listener_stop = listening.clone();
         tasks.spawn(async move { fronts.listen(bus, listener_stop).await });
         supervisor::run(self.deps, stop).await;
@@ -88,7 +89,8 @@ impl WorkerStatus {
 
     /// The body of `/health` and `/status`.
     pub fn report(&self) -> serde_json::Value {
-        let engines: Vec<_> = self.engines().into_iter().map(|(source, engine)| json!({"source": source, "engine": engine})).collect();
+        let engines: Vec<_> =
+            self.engines().into_iter().map(|(source, engine)| json!({"source": source, "engine": engine})).collect();
         json!({"worker": self.worker, "cdc_active": self.cdc_active(), "engines": engines})
     }
 

@@ -10,7 +10,7 @@ use aura_store::{MasterKey, PostgresLease, Store};
 use aura_worker::{LeaseKind, Worker, WorkerArgs, WorkerDeps, WorkerStatus};
 use axum::{Router, routing::get};
 use clap::Parser;
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::ExposeSecret;
 use serde_json::json;
 
 /// Streams the WAL of PostgreSQL sources to the bus, each row only to those who may see it.
@@ -51,17 +51,25 @@ async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<ExitCode> {
     let metrics = Metrics::install().context("metrics")?;
     let key = MasterKey::new(config.platform.master_key().expose_secret()).context("AURA_MASTER_KEY")?;
     let store = Store::connect(config.platform.database_url(), key).await.context("platform database")?;
-    anyhow::ensure!(store.schema_is_current().await?, "the platform database isn't migrated: run `aura-realtime migrate`");
+    anyhow::ensure!(
+        store.schema_is_current().await?,
+        "the platform database isn't migrated: run `aura-realtime migrate`"
+    );
     if let Some(source) = config.worker.shared_source() {
         store.upsert_source(source).await.context("registering the source `shared`")?;
     }
     let nats = NatsOptions::new(config.platform.nats_url(), "aura-realtime-cdc-worker");
     let bus: SharedBus = Arc::new(NatsBus::connect(nats).await.context("bus")?);
     let lease: Arc<dyn LeaseBackend> = match config.worker.lease_backend() {
-        LeaseKind::None => Arc::new(NoLease::new()),
+        LeaseKind::None => Arc::new(NoLease),
         LeaseKind::Auto | LeaseKind::Postgres => Arc::new(PostgresLease::new(&store)),
     };
-    let worker = Worker::new(WorkerDeps { store: store.clone(), bus: Arc::clone(&bus), lease, settings: config.worker.settings() });
+    let worker = Worker::new(WorkerDeps {
+        store: store.clone(),
+        bus: Arc::clone(&bus),
+        lease,
+        settings: config.worker.settings(),
+    });
     let router = router(metrics, worker.status(), store, bus, shutdown.clone());
     let listener = http::bind(config.listen).await?;
     let serving = http::serve(listener, router, &shutdown);

@@ -14,7 +14,6 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 
 use super::{
-    judge::Judge,
     quota::Quota,
     registry::{RegisteredTable, Registry},
     resolved::ResolvedTracker,
@@ -26,7 +25,6 @@ const ROW_OVERHEAD: usize = 512;
 
 /// Lives as long as the lease: a session may end and the next go on where it stopped, rows stay in the pipeline.
 pub(crate) struct Intake {
-    pub(crate) judge: Arc<Judge>,
     pub(crate) tracker: ResolvedTracker,
     pub(crate) quota: Quota,
     pub(crate) acked: Arc<Notify>,
@@ -42,14 +40,12 @@ pub(crate) struct Intake {
 
 impl Intake {
     pub(crate) fn new(
-        judge: Arc<Judge>,
         shards: Vec<Arc<ShardQueue>>,
         acked: Arc<Notify>,
         quota: usize,
         received: Arc<AtomicU64>,
     ) -> Self {
         Self {
-            judge,
             tracker: ResolvedTracker::new(Lsn::ZERO),
             quota: Quota::new(quota),
             acked,

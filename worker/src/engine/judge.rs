@@ -8,7 +8,10 @@ use std::{
 
 use aura_bus::{BusError, Headers, Message, SharedBus, Subject};
 use aura_domain::{ChangeKind, Epoch, Image, Position, ProjectId, SourceId, SubId};
-use aura_pgsource::{CheckOutcome, CheckRequest, Identity as SourceIdentity, RoleAccess, SourceError, TableCatalog, Verdict, VisibilityPool};
+use aura_pgsource::{
+    RoleAccess, SourceError, TableCatalog,
+    visibility::{CheckOutcome, CheckRequest, Identity as SourceIdentity, Verdict, VisibilityPool},
+};
 use aura_wire::{ChangeEnvelope, GapEnvelope, GapReason};
 use futures_util::future::join_all;
 use serde_json::value::RawValue;
@@ -109,7 +112,8 @@ impl Judge {
                 batch.xids.push(row.change.xid);
             }
             let deciding = row.change.new.as_ref().or(row.change.old.as_ref());
-            let found = deciding.map(|image| index.matching(&row.table.key, row.change.kind, image)).unwrap_or_default();
+            let found =
+                deciding.map(|image| index.matching(&row.table.key, row.change.kind, image)).unwrap_or_default();
             placed.push(batch.place(at, row, found));
         }
         (batches, placed)
@@ -272,8 +276,7 @@ impl Judge {
     }
 
     fn message(&self, subject: Subject, payload: bytes::Bytes) -> Message {
-        let headers =
-            Headers { origin: Some(self.origin.clone()), source: Some(self.source), epoch: Some(self.epoch) };
+        let headers = Headers { origin: Some(self.origin.clone()), source: Some(self.source), epoch: Some(self.epoch) };
         Message { subject, payload, headers, reply: None }
     }
 
@@ -308,7 +311,8 @@ impl<'a> TableBatch<'a> {
     }
 
     fn place(&mut self, batch: usize, row: &'a Row, found: Vec<Arc<ActiveSubscription>>) -> Placed {
-        let subscribers: Vec<_> = found.into_iter().map(|sub| (Arc::clone(&sub), self.identity(&sub.identity))).collect();
+        let subscribers: Vec<_> =
+            found.into_iter().map(|sub| (Arc::clone(&sub), self.identity(&sub.identity))).collect();
         // Without a subscriber there is nothing to judge about the images.
         let judged = !subscribers.is_empty();
         let new = row.change.new.as_ref().filter(|_| judged).map(|image| self.image(image));
@@ -342,7 +346,12 @@ fn encoder<'e>(encoders: &'e mut HashMap<u32, Encoder>, row: &Row, table: &Arc<T
 }
 
 /// What the subscriber sees of the row; `None` = nothing. Only a positive verdict shows anything.
-fn projection(sub: &ActiveSubscription, verdict: &Verdict, placed: &Placed, table: &TableCatalog) -> Option<Projection> {
+fn projection(
+    sub: &ActiveSubscription,
+    verdict: &Verdict,
+    placed: &Placed,
+    table: &TableCatalog,
+) -> Option<Projection> {
     let Verdict::Decided { access, visible } = verdict else { return None };
     let sees = |image: Option<usize>| image.is_some_and(|n| visible.get(n).copied().unwrap_or(false));
     let decides = placed.new.or(placed.old);

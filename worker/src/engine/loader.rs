@@ -21,7 +21,8 @@ pub(crate) async fn load(store: &Store, source: SourceId) -> Result<Loaded, Stor
     // Projects first: a registration whose project isn't known yet would be left out until the next change.
     let snapshot = store.registry(source).await?;
     let projects = store.projects_of_source(source).await?;
-    let projects = projects.into_iter().map(|(project, secrets)| (project.id, Arc::new(ProjectInfo::new(&project, secrets))));
+    let projects =
+        projects.into_iter().map(|(project, secrets)| (project.id, Arc::new(ProjectInfo::new(&project, secrets))));
     Ok(Loaded { snapshot, projects: projects.collect() })
 }
 
@@ -52,7 +53,8 @@ pub(crate) async fn watch(
 
 fn publish(loaded: &watch::Sender<Arc<Loaded>>, fresh: Loaded) {
     loaded.send_if_modified(|current| {
-        let same = current.snapshot.revision == fresh.snapshot.revision && current.projects.len() == fresh.projects.len();
+        let same =
+            current.snapshot.revision == fresh.snapshot.revision && current.projects.len() == fresh.projects.len();
         if !same {
             *current = Arc::new(fresh);
         }

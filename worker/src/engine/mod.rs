@@ -15,17 +15,14 @@ mod slot;
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex, RwLock,
-        atomic::AtomicU64,
-    },
+    sync::{Arc, Mutex, RwLock, atomic::AtomicU64},
     time::Duration,
 };
 
 use aura_bus::SharedBus;
 use aura_domain::{Epoch, Generation, WorkerId};
 use aura_lease::{Claim, LeaseBackend};
-use aura_pgsource::{Sockets, SourceUrl, VisibilityPool, slot as slot_names};
+use aura_pgsource::{Sockets, SourceUrl, slot as slot_names, visibility::VisibilityPool};
 use aura_store::{EngineState, Source, Store, StoreError};
 use tokio::sync::{Notify, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -74,7 +71,13 @@ pub(crate) struct Engine {
 }
 
 /// Runs the engine until `stop` or until the lease is lost.
-pub(crate) async fn run(deps: EngineDeps, source: Source, claim: Claim, lost: CancellationToken, stop: CancellationToken) {
+pub(crate) async fn run(
+    deps: EngineDeps,
+    source: Source,
+    claim: Claim,
+    lost: CancellationToken,
+    stop: CancellationToken,
+) {
     let name = source.name.clone();
     let id = source.id;
     if let Err(error) = lead(&deps, source, &claim, lost, stop).await {
@@ -127,7 +130,11 @@ impl Engine {
             epoch,
             origin: deps.worker.0.clone(),
             bus: Arc::clone(&deps.bus),
-            visibility: Arc::new(VisibilityPool::new(url.clone(), sockets.clone(), deps.settings.visibility_connections)),
+            visibility: Arc::new(VisibilityPool::new(
+                url.clone(),
+                sockets.clone(),
+                deps.settings.visibility_connections,
+            )),
             subscriptions: Arc::new(RwLock::new(SubscriptionIndex::default())),
             registry: registry.subscribe(),
             streaming: streaming.subscribe(),
@@ -137,7 +144,22 @@ impl Engine {
             heard: Mutex::default(),
         });
         let tasks = TaskTracker::new();
-        Ok(Self { deps, source, url, admin_url, epoch, sockets, control, registry, streaming, reports, received, tasks, stop, lost })
+        Ok(Self {
+            deps,
+            source,
+            url,
+            admin_url,
+            epoch,
+            sockets,
+            control,
+            registry,
+            streaming,
+            reports,
+            received,
+            tasks,
+            stop,
+            lost,
+        })
     }
 
     /// Sets the parts going, runs sessions until told otherwise, and takes the parts down again.
@@ -157,7 +179,7 @@ impl Engine {
         let (ready_tx, ready) = watch::channel(false);
         self.tasks.spawn(Arc::clone(&self.control).serve(ready_tx, halt.clone()));
 
-        let mut intake = Intake::new(judge, shards, acked, self.deps.settings.engine_quota(), Arc::clone(&self.received));
+        let mut intake = Intake::new(shards, acked, self.deps.settings.engine_quota(), Arc::clone(&self.received));
         let mut session = Session::new(self, loaded_rx);
         tokio::select! {
             () = session.run_all(&mut intake, ready) => {}
@@ -237,10 +259,20 @@ impl Engine {
     }
 
     /// Raises the generation when positions have lost their meaning (R-LSN-6).
-    async fn generation(&self, identity: &aura_pgsource::SystemIdentity, slot_created: bool) -> Result<Generation, EngineError> {
+    async fn generation(
+        &self,
+        identity: &aura_pgsource::SystemIdentity,
+        slot_created: bool,
+    ) -> Result<Generation, EngineError> {
         let store = &self.deps.store;
         let (generation, raised) = store
-            .confirm_generation(self.source.id, self.epoch, &identity.system_identifier, identity.timeline, slot_created)
+            .confirm_generation(
+                self.source.id,
+                self.epoch,
+                &identity.system_identifier,
+                identity.timeline,
+                slot_created,
+            )
             .await?;
         if raised {
             tracing::warn!(source = %self.source.id, %generation, "positions lost their meaning, new generation");

@@ -121,9 +121,11 @@ mod tests {
                 prop_assert_eq!(quota.used(), used);
                 let now = quota.paused();
                 if now != paused {
-                    prop_assert!(if now { used >= 800 } else { used < 500 });
+                    let expected = if now { used >= 800 } else { used < 500 };
+                    prop_assert!(expected);
                 } else {
-                    prop_assert!(if now { used >= 500 } else { used < 800 });
+                    let expected = if now { used >= 500 } else { used < 800 };
+                    prop_assert!(expected);
                 }
                 paused = now;
             }

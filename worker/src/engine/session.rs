@@ -143,7 +143,8 @@ impl<'e> Session<'e> {
         let wire = self.start_streaming(connection, start, &options).await?;
         intake.begin_session(start);
         self.show_start(&slot, &registry);
-        let feedback = Feedback::new(slot.confirmed.max(Lsn(1)), wal_sender_timeout, engine.deps.settings.advance_interval);
+        let feedback =
+            Feedback::new(slot.confirmed.max(Lsn(1)), wal_sender_timeout, engine.deps.settings.advance_interval);
         let decoder = Decoder::new(slot.plugin, generation);
         let next = None;
         let e = start.max(holds_from);
@@ -182,12 +183,18 @@ impl<'e> Session<'e> {
             intake.reset();
         }
         if generation.0 > 1 && intake.boundary() == Lsn::ZERO {
-            self.engine.announce_gap(GapReason::NewGeneration, &self.loaded.borrow().clone()).await;
+            let loaded = Arc::clone(&self.loaded.borrow());
+            self.engine.announce_gap(GapReason::NewGeneration, &loaded).await;
         }
     }
 
     /// Where this session reads from: nothing that was confirmed or read before comes again (R-LSN-7, R-HOLE-2).
-    async fn start_position(&self, slot: &ReadySlot, generation: Generation, intake: &Intake) -> Result<Lsn, EngineError> {
+    async fn start_position(
+        &self,
+        slot: &ReadySlot,
+        generation: Generation,
+        intake: &Intake,
+    ) -> Result<Lsn, EngineError> {
         let stored = self.engine.deps.store.position(self.engine.source.id).await?;
         let stored = stored.filter(|(of, _)| *of == generation && !slot.created).map_or(Lsn::ZERO, |(_, lsn)| lsn);
         Ok(slot.confirmed.max(stored).max(intake.boundary()))
@@ -319,7 +326,8 @@ impl<'e> Session<'e> {
     fn cover(&mut self, stream: &mut Stream) {
         stream.covered = true;
         self.restart_cost = stream.started.elapsed();
-        self.refilter_after = Instant::now() + (self.restart_cost * 10).clamp(Duration::from_secs(1), Duration::from_secs(60));
+        self.refilter_after =
+            Instant::now() + (self.restart_cost * 10).clamp(Duration::from_secs(1), Duration::from_secs(60));
         self.engine.set_status(EngineState::Running, None);
         self.engine.report_active(&stream.registry, stream.e);
     }
@@ -373,7 +381,9 @@ impl<'e> Session<'e> {
         intake.flush();
         while !intake.tracker.is_settled() && Instant::now() < deadline {
             let resolved = intake.tracker.resolve();
-            if stream.feedback.is_due(resolved, Instant::now()) && self.send_status(&mut stream, intake, false).await.is_err() {
+            if stream.feedback.is_due(resolved, Instant::now())
+                && self.send_status(&mut stream, intake, false).await.is_err()
+            {
                 return;
             }
             let due = stream.feedback.due(resolved, Instant::now()).min(deadline);
@@ -417,7 +427,8 @@ impl<'e> Session<'e> {
             let _ = tokio::time::timeout(Duration::from_millis(250), stream.wire.copy_done()).await;
         }
         stream.wire.close().await;
-        let inactive = slot::wait_inactive(&stream.sql, &self.engine.source.slot_name, Duration::from_millis(500)).await;
+        let inactive =
+            slot::wait_inactive(&stream.sql, &self.engine.source.slot_name, Duration::from_millis(500)).await;
         if !matches!(inactive, Ok(true)) {
             tracing::warn!(source = %self.engine.source.id, "the slot is still active after the stream was closed");
         }

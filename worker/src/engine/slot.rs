@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use aura_domain::{Lsn, Relation};
-use aura_pgsource::{
-    Plugin, ReplicationConnection, SlotStatus, SqlConnection, SqlState, connect_sql, publication, slot,
-};
+use aura_pgsource::{Plugin, ReplicationConnection, SqlConnection, SqlState, connect_sql, publication, slot};
 use aura_store::Plugin as Wanted;
 use tokio::time::timeout;
 
@@ -47,7 +45,7 @@ impl Engine {
         }
     }
 
-    fn existing(&self, status: &SlotStatus) -> Result<ReadySlot, EngineError> {
+    fn existing(&self, status: &slot::SlotStatus) -> Result<ReadySlot, EngineError> {
         let ours = |holder: &&slot::SlotHolder| {
             slot::epoch_of(&holder.application_name, self.source.id).is_none_or(|epoch| epoch != self.epoch)
         };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use aura_domain::SubscriptionSpec;
-use aura_pgsource::{RoleAccess, SourceError, TableCatalog, VisibilityPool};
+use aura_pgsource::{RoleAccess, SourceError, TableCatalog, visibility::VisibilityPool};
 use aura_wire::control::{Exception, Subscription};
 
 use super::{

@@ -12,7 +12,7 @@ use std::{
 
 use aura_bus::{BusError, Message, SharedBus, Subject};
 use aura_domain::{Epoch, FrontId, Lsn, ProjectId, SourceId, SubId};
-use aura_pgsource::VisibilityPool;
+use aura_pgsource::visibility::VisibilityPool;
 use aura_wire::control::{Announcement, Heartbeat, Reply, Request, Subscription};
 use tokio::{
     sync::{Semaphore, watch},
@@ -70,7 +70,11 @@ impl Control {
         }
     }
 
-    async fn serve_once(self: &Arc<Self>, ready: &watch::Sender<bool>, stop: &CancellationToken) -> Result<(), BusError> {
+    async fn serve_once(
+        self: &Arc<Self>,
+        ready: &watch::Sender<bool>,
+        stop: &CancellationToken,
+    ) -> Result<(), BusError> {
         let mut requests = self.bus.subscribe(&Subject::source_requests(self.source)).await?;
         let mut heartbeats = self.bus.subscribe(&Subject::front_heartbeats()).await?;
         self.announce(&Announcement::WantSnapshots { source: self.source, epoch: self.epoch, fronts: None }).await;
@@ -157,11 +161,7 @@ impl Control {
         if last { partial.remove(front).map(|(_, ids)| ids) } else { None }
     }
 
-    async fn admit_all(
-        &self,
-        front: &FrontId,
-        subscriptions: Vec<Subscription>,
-    ) -> Vec<aura_wire::control::Exception> {
+    async fn admit_all(&self, front: &FrontId, subscriptions: Vec<Subscription>) -> Vec<aura_wire::control::Exception> {
         let mut exceptions = Vec::new();
         for subscription in subscriptions {
             if self.index(|index| index.is_active(subscription.sub_id)) {
@@ -258,10 +258,14 @@ impl Control {
 
     async fn announce_state(&self) {
         let Streaming { on, reason } = self.streaming.borrow().clone();
-        let seqs = self.seqs.lock().unwrap_or_else(PoisonError::into_inner);
-        let seqs = seqs.iter().map(|(project, seq)| (*project, *seq)).collect();
+        let seqs = self.last_seqs();
         let (source, epoch) = (self.source, self.epoch);
         self.announce(&Announcement::LeaderHeartbeat { source, epoch, streaming: on, reason, seqs }).await;
+    }
+
+    fn last_seqs(&self) -> Vec<(ProjectId, u64)> {
+        let seqs = self.seqs.lock().unwrap_or_else(PoisonError::into_inner);
+        seqs.iter().map(|(project, seq)| (*project, *seq)).collect()
     }
 
     async fn announce(&self, announcement: &Announcement) {

@@ -6,7 +6,9 @@ use std::fmt::Write;
 /// How values of a type compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Equality {
-    Int { bits: u8 },
+    Int {
+        bits: u8,
+    },
     Bool,
     Uuid,
     Text,

@@ -90,10 +90,8 @@ impl SubscriptionIndex {
     ) {
         let sub_id = subscription.sub_id;
         self.fronts.entry(front.clone()).or_default().sub_ids.insert(sub_id);
-        let stored = self
-            .stored
-            .entry(sub_id)
-            .or_insert_with(|| Stored { subscription, fronts: HashSet::new(), active: None });
+        let stored =
+            self.stored.entry(sub_id).or_insert_with(|| Stored { subscription, fronts: HashSet::new(), active: None });
         stored.fronts.insert(front.clone());
         if let Some(active) = active {
             self.activate(sub_id, active);
@@ -263,7 +261,12 @@ mod tests {
         Image(vec![cell("id", id), cell("room", room)])
     }
 
-    fn subscription(id: u64, table: Option<&str>, filter_text: &str, event: EventFilter) -> (Subscription, Arc<ActiveSubscription>) {
+    fn subscription(
+        id: u64,
+        table: Option<&str>,
+        filter_text: &str,
+        event: EventFilter,
+    ) -> (Subscription, Arc<ActiveSubscription>) {
         let claims = Claims::from_payload(&json!({})).expect("an object");
         let spec = SubscriptionSpec {
             project: key().project,
