@@ -1,1 +1,19 @@
-//! aura-front
+//! The front: Supabase Realtime's wire over WebSocket and an event stream over HTTP, fed by the bus (design §10).
+
+mod clock;
+mod front;
+mod hub;
+mod identity;
+mod outbox;
+mod registrar;
+mod request;
+mod settings;
+mod sink;
+mod socket;
+mod sse;
+mod store_auth;
+mod subscription;
+
+pub use front::{Front, FrontDeps};
+pub use identity::{Authenticator, Identity, TokenError};
+pub use settings::FrontSettings;

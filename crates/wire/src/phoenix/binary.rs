@@ -12,6 +12,12 @@ pub enum Encoding {
     Json,
 }
 
+impl Encoding {
+    fn from_byte(byte: u8) -> Self {
+        if byte == 1 { Self::Json } else { Self::Raw }
+    }
+}
+
 /// Client → server, kind 3.
 #[derive(Debug, PartialEq, Eq)]
 pub struct UserPush<'a> {
@@ -50,16 +56,29 @@ pub fn decode_push(frame: &[u8]) -> Result<UserPush<'_>, FrameError> {
 fn decode_user_push(frame: &[u8]) -> Result<UserPush<'_>, FrameError> {
     let (header, mut rest) = frame.split_first_chunk::<6>().ok_or(FrameError::Binary)?;
     let [join_ref, reference, topic, event, metadata, encoding] = *header;
-    let mut take = |len: u8| {
-        let (text, tail) = rest.split_at_checked(usize::from(len)).ok_or(FrameError::Binary)?;
-        rest = tail;
-        std::str::from_utf8(text).map_err(|_| FrameError::Binary)
-    };
-    let (join_ref, reference, topic) = (take(join_ref)?, take(reference)?, take(topic)?);
-    let (event, metadata) = (take(event)?, take(metadata)?);
-    let encoding = if encoding == 1 { Encoding::Json } else { Encoding::Raw };
-    let broadcast = UserBroadcast { event, metadata, encoding, payload: rest };
+    let (join_ref, reference) = (take(&mut rest, join_ref)?, take(&mut rest, reference)?);
+    let (topic, event) = (take(&mut rest, topic)?, take(&mut rest, event)?);
+    let metadata = take(&mut rest, metadata)?;
+    let broadcast = UserBroadcast { event, metadata, encoding: Encoding::from_byte(encoding), payload: rest };
     Ok(UserPush { join_ref: optional_ref(join_ref), reference: optional_ref(reference), topic, broadcast })
+}
+
+/// Reads a kind 4 frame: its topic and body.
+pub fn decode_broadcast(frame: &[u8]) -> Result<(&str, UserBroadcast<'_>), FrameError> {
+    let (header, mut rest) = frame.split_first_chunk::<5>().ok_or(FrameError::Binary)?;
+    let [kind, topic, event, metadata, encoding] = *header;
+    if kind != KIND_USER_BROADCAST {
+        return Err(FrameError::Kind(kind));
+    }
+    let (topic, event) = (take(&mut rest, topic)?, take(&mut rest, event)?);
+    let metadata = take(&mut rest, metadata)?;
+    Ok((topic, UserBroadcast { event, metadata, encoding: Encoding::from_byte(encoding), payload: rest }))
+}
+
+fn take<'a>(rest: &mut &'a [u8], len: u8) -> Result<&'a str, FrameError> {
+    let (text, tail) = rest.split_at_checked(usize::from(len)).ok_or(FrameError::Binary)?;
+    *rest = tail;
+    std::str::from_utf8(text).map_err(|_| FrameError::Binary)
 }
 
 fn optional_ref(text: &str) -> Ref {
@@ -120,6 +139,7 @@ mod tests {
             payload: br#"{"x":1}"#,
         };
         assert_eq!(encode_broadcast("realtime:room", &body), Some(bytes(BROADCAST)));
+        assert_eq!(decode_broadcast(&bytes(BROADCAST)), Ok(("realtime:room", body)));
         assert_eq!(encode_broadcast(&"x".repeat(256), &body), None, "the length would not fit");
     }
 

@@ -4,7 +4,7 @@
 mod binary;
 mod text;
 
-pub use binary::{Encoding, UserBroadcast, UserPush, decode_push, encode_broadcast};
+pub use binary::{Encoding, UserBroadcast, UserPush, decode_broadcast, decode_push, encode_broadcast};
 pub use text::{Incoming, Outgoing, decode_text};
 
 use std::sync::Arc;

@@ -1,0 +1,161 @@
+//! What reaches this front from the bus, per project: changes to the bindings that may see them, broadcasts to the members
+//! of their topic, gaps to whom they concern.
+
+mod routes;
+mod sequence;
+mod task;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use aura_domain::{Epoch, ProjectId, SourceId};
+use aura_wire::{ChannelMessage, GapEnvelope, GapReason};
+use serde_json::json;
+use tokio::{sync::watch, time::Instant};
+
+pub(crate) use routes::{Route, Topic};
+use routes::{BindingKey, Routes};
+use sequence::Verdict;
+pub(crate) use task::HubRunner;
+
+use crate::sink::{ChannelSink, encode_broadcast, encode_gap};
+
+/// One project's part of this front.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    pub(crate) project: ProjectId,
+    source: Mutex<SourceId>,
+    routes: Mutex<Routes>,
+    /// Whether the bus has registered the subscription to the project's subjects.
+    subscribed: watch::Sender<bool>,
+}
+
+impl Hub {
+    fn new(project: ProjectId, source: SourceId) -> Self {
+        Self {
+            project,
+            source: Mutex::new(source),
+            routes: Mutex::default(),
+            subscribed: watch::Sender::new(false),
+        }
+    }
+
+    /// Whether the bus has registered the hub's subscription, and when that changes.
+    pub(crate) fn subscribed(&self) -> watch::Receiver<bool> {
+        self.subscribed.subscribe()
+    }
+
+    /// The source that serves the project: messages of any other are dropped.
+    pub(crate) fn source(&self) -> SourceId {
+        *self.source.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_source(&self, source: SourceId) {
+        *self.source.lock().unwrap_or_else(PoisonError::into_inner) = source;
+    }
+
+    /// Routes changes to these bindings until the guard is dropped.
+    pub(crate) fn bind(self: &Arc<Self>, routes: impl IntoIterator<Item = Route>) -> Bound {
+        let mut table = self.routes();
+        let keys = routes.into_iter().map(|route| table.add(route)).collect();
+        drop(table);
+        Bound { hub: Arc::clone(self), keys }
+    }
+
+    /// Makes the channel a member of its topic until the guard is dropped.
+    pub(crate) fn join(self: &Arc<Self>, topic: Topic, sink: &Arc<ChannelSink>) -> Member {
+        self.routes().join(topic.clone(), Arc::clone(sink));
+        Member { hub: Arc::clone(self), topic, number: sink.number }
+    }
+
+    /// Sends a broadcast to the members of a topic on this front, except the channel numbered `except`.
+    pub(crate) fn broadcast(&self, topic: &Topic, message: &ChannelMessage<'_>, except: Option<u64>) {
+        let routes = self.routes();
+        let mut encoded = HashMap::new();
+        for sink in routes.members(topic).iter().filter(|sink| Some(sink.number) != except) {
+            let frame = encoded
+                .entry(sink.format)
+                .or_insert_with(|| encode_broadcast(sink.format, &sink.topic, message));
+            if let Some(frame) = frame {
+                sink.send(frame.clone());
+            }
+        }
+    }
+
+    /// Tells everybody whom it concerns that changes may be missing.
+    pub(crate) fn announce(&self, gap: &GapEnvelope) {
+        let concerned = self.routes().concerned(gap);
+        for sink in concerned {
+            let payload = json!({
+                "extension": "postgres_changes", "status": "ok", "message": "Gap: changes may be missing",
+                "channel": sink.name(), "gap": {"from": gap.from, "to": gap.to, "reason": gap.reason},
+            });
+            sink.send(encode_gap(sink.format, &sink.topic, &payload.to_string()));
+        }
+        metrics::counter!("front_gaps_total").increment(1);
+    }
+
+    /// The same for a loss between worker and front, whose ends nobody knows.
+    pub(crate) fn announce_loss(&self, reason: GapReason) {
+        let source = self.source();
+        let gap =
+            GapEnvelope { v: 1, project: self.project, source, from: None, to: None, reason, tables: None, sub_ids: None };
+        self.announce(&gap);
+    }
+
+    /// The leader's count of the project's messages.
+    pub(crate) fn heartbeat(&self, epoch: Epoch, last: u64) {
+        self.routes().sequence.heartbeat(epoch, last, Instant::now());
+    }
+
+    fn judge(&self, epoch: Epoch, seq: u64) -> Verdict {
+        self.routes().sequence.message(epoch, seq)
+    }
+
+    fn check_tail(&self) {
+        let lost = self.routes().sequence.tail_lost(Instant::now());
+        if lost {
+            self.announce_loss(GapReason::Bus);
+        }
+    }
+
+    fn routes(&self) -> MutexGuard<'_, Routes> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Bindings that changes are routed to, until dropped.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    hub: Arc<Hub>,
+    keys: Vec<BindingKey>,
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let mut routes = self.hub.routes();
+        self.keys.iter().for_each(|key| routes.remove(*key));
+    }
+}
+
+/// A member of a topic, until dropped.
+#[derive(Debug)]
+pub(crate) struct Member {
+    hub: Arc<Hub>,
+    topic: Topic,
+    number: u64,
+}
+
+impl Member {
+    pub(crate) fn topic(&self) -> &Topic {
+        &self.topic
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.hub.routes().leave(&self.topic, self.number);
+    }
+}

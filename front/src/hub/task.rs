@@ -1,0 +1,219 @@
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use aura_bus::{Message, SharedBus, Subject, Subscription};
+use aura_domain::{Epoch, FrontId, ProjectId, SourceId};
+use aura_wire::{ChannelMessage, GapEnvelope, GapReason, IncomingChange, decode_token};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{Hub, Topic, Verdict};
+
+/// Between two tries to subscribe, and longest wait for the bus to register it.
+const RETRY: Duration = Duration::from_millis(250);
+const SUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Period of the checks for a lost tail and for hubs that nobody uses any more.
+const TICK: Duration = Duration::from_secs(1);
+/// A hub without sockets stays for so many ticks, since clients that reload come back at once.
+const LINGER_TICKS: u32 = 10;
+
+/// Makes hubs and runs their tasks.
+#[derive(Clone)]
+pub(crate) struct HubRunner {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    bus: SharedBus,
+    front: FrontId,
+    hubs: Mutex<HashMap<ProjectId, Arc<Hub>>>,
+    tracker: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl HubRunner {
+    pub(crate) fn new(bus: SharedBus, front: FrontId, tracker: TaskTracker, stop: CancellationToken) -> Self {
+        Self { inner: Arc::new(Inner { bus, front, hubs: Mutex::default(), tracker, stop }) }
+    }
+
+    /// The project's hub. It lives while somebody holds it.
+    pub(crate) fn hub(&self, project: ProjectId, source: SourceId) -> Arc<Hub> {
+        let mut hubs = self.inner.hubs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(hub) = hubs.get(&project) {
+            hub.set_source(source);
+            return Arc::clone(hub);
+        }
+        let hub = Arc::new(Hub::new(project, source));
+        hubs.insert(project, Arc::clone(&hub));
+        drop(hubs);
+        let task = HubTask { inner: Arc::clone(&self.inner), hub: Arc::clone(&hub) };
+        self.inner.tracker.spawn(task.run());
+        hub
+    }
+
+    /// Every hub that exists now.
+    fn all(&self) -> Vec<Arc<Hub>> {
+        self.inner.hubs.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Everybody may have missed something, or everybody of one source.
+    pub(crate) fn announce_loss(&self, source: Option<SourceId>, reason: GapReason) {
+        for hub in self.all() {
+            if source.is_none_or(|source| hub.source() == source) {
+                // What comes next has a seq that the announced loss explains.
+                hub.routes().sequence.forget();
+                hub.announce_loss(reason);
+            }
+        }
+    }
+
+    /// The leader's counts.
+    pub(crate) fn heartbeat(&self, source: SourceId, epoch: Epoch, seqs: &[(ProjectId, u64)]) {
+        for hub in self.all().into_iter().filter(|hub| hub.source() == source) {
+            if let Some((_, last)) = seqs.iter().find(|(project, _)| *project == hub.project) {
+                hub.heartbeat(epoch, *last);
+            }
+        }
+    }
+}
+
+struct HubTask {
+    inner: Arc<Inner>,
+    hub: Arc<Hub>,
+}
+
+impl HubTask {
+    async fn run(self) {
+        let stop = self.inner.stop.clone();
+        stop.run_until_cancelled(self.serve()).await;
+        self.hub.subscribed.send_replace(false);
+    }
+
+    async fn serve(&self) {
+        loop {
+            let subscription = self.subscribe().await;
+            // Whoever bound before we listened may have missed something.
+            let late = self.hub.routes().has_bindings();
+            self.hub.subscribed.send_replace(true);
+            if late {
+                self.hub.announce_loss(GapReason::Bus);
+            }
+            if self.receive(subscription).await == Unused::Yes {
+                return;
+            }
+            self.hub.subscribed.send_replace(false);
+        }
+    }
+
+    async fn subscribe(&self) -> Subscription {
+        let subject = Subject::project_tree(self.hub.project);
+        loop {
+            match timeout(SUBSCRIBE_TIMEOUT, self.inner.bus.subscribe(&subject)).await {
+                Ok(Ok(subscription)) => return subscription,
+                Ok(Err(error)) => tracing::debug!(%error, project = %self.hub.project, "can't subscribe yet"),
+                Err(_) => tracing::debug!(project = %self.hub.project, "subscribing timed out"),
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    async fn receive(&self, mut subscription: Subscription) -> Unused {
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut idle = 0;
+        loop {
+            tokio::select! {
+                biased;
+                message = subscription.next() => match message {
+                    Some(message) => self.message(&message),
+                    None => return Unused::No,
+                },
+                _ = tick.tick() => {
+                    self.hub.check_tail();
+                    idle = if self.in_use() { 0 } else { idle + 1 };
+                    if idle > LINGER_TICKS && self.retire() {
+                        return Unused::Yes;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Somebody beyond the map and this task holds the hub.
+    fn in_use(&self) -> bool {
+        Arc::strong_count(&self.hub) > 2
+    }
+
+    /// Takes the hub out of the map, unless somebody took it in the meantime.
+    fn retire(&self) -> bool {
+        let mut hubs = self.inner.hubs.lock().unwrap_or_else(PoisonError::into_inner);
+        !self.in_use() && hubs.remove(&self.hub.project).is_some()
+    }
+
+    fn message(&self, message: &Message) {
+        let subject = message.subject.as_str();
+        let prefix = format!("aura.realtime.{}.", self.hub.project);
+        let outcome = match subject.strip_prefix(&prefix).map(|rest| rest.split('.').collect::<Vec<_>>()).as_deref() {
+            Some(["changes", _, _]) => self.change(message),
+            Some(["gap"]) => self.gap(message),
+            Some(["channel", kind, topic]) => self.channel(message, kind, topic),
+            _ => Err("unknown_subject"),
+        };
+        if let Err(reason) = outcome {
+            metrics::counter!("front_bus_dropped_total", "reason" => reason).increment(1);
+            tracing::warn!(project = %self.hub.project, reason, "dropped a message of the bus");
+        }
+    }
+
+    fn change(&self, message: &Message) -> Result<(), &'static str> {
+        let change = IncomingChange::decode(&message.payload).map_err(|_| "malformed")?;
+        let epoch = message.headers.epoch.ok_or("no_epoch")?;
+        if change.project != self.hub.project {
+            return Err("foreign_project");
+        }
+        let source = self.hub.source();
+        if change.source != source || message.headers.source.is_some_and(|named| named != source) {
+            return Err("foreign_source");
+        }
+        match self.hub.judge(epoch, change.seq) {
+            Verdict::Repeat => return Ok(()),
+            Verdict::Jump => self.hub.announce_loss(GapReason::Bus),
+            Verdict::Next => {}
+        }
+        let messages = self.hub.routes().deliver(&change);
+        metrics::counter!("front_changes_sent_total").increment(messages as u64);
+        Ok(())
+    }
+
+    fn gap(&self, message: &Message) -> Result<(), &'static str> {
+        let gap: GapEnvelope = serde_json::from_slice(&message.payload).map_err(|_| "malformed")?;
+        if gap.project != self.hub.project {
+            return Err("foreign_project");
+        }
+        if gap.source != self.hub.source() {
+            return Err("foreign_source");
+        }
+        self.hub.announce(&gap);
+        Ok(())
+    }
+
+    fn channel(&self, message: &Message, kind: &str, topic: &str) -> Result<(), &'static str> {
+        if message.headers.origin.as_deref() == Some(&*self.inner.front.0) {
+            return Ok(());
+        }
+        let name = decode_token(topic).ok_or("malformed")?;
+        let topic = Topic { private: kind == "private", name: name.into() };
+        let broadcast = ChannelMessage::decode(&message.payload).map_err(|_| "malformed")?;
+        self.hub.broadcast(&topic, &broadcast, None);
+        Ok(())
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Unused {
+    Yes,
+    No,
+}

@@ -1,0 +1,273 @@
+//! `GET /realtime/v1/sse`: one binding as an event stream.
+//!
+//! A change is an unnamed event (`EventSource.onmessage`) whose `id:` is its position and whose data is the change object;
+//! `system` and `gap` events are named. A comment comes when nothing else did for a while.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use aura_wire::is_object;
+use axum::{
+    Json,
+    body::Body,
+    extract::{Query, State},
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use futures_util::{FutureExt, future::BoxFuture, stream};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::time::{Instant, timeout};
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use crate::{
+    clock,
+    front::Shared,
+    identity::{Identity, TokenError},
+    outbox::{Batch, Ending, Frame, Outbox},
+    request::{Binding, BindingError},
+    sink::{ChannelSink, Format},
+    subscription::{Registration, Settled},
+};
+
+const SUBSCRIBED: &str = "Subscribed to PostgreSQL";
+
+/// Query of the stream.
+#[derive(Debug, Deserialize)]
+pub(crate) struct StreamQuery {
+    apikey: Option<String>,
+    schema: Option<String>,
+    table: Option<String>,
+    filter: Option<String>,
+    event: Option<String>,
+}
+
+/// Why there is no stream.
+#[derive(Debug, thiserror::Error)]
+enum StreamError {
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    #[error(transparent)]
+    Binding(#[from] BindingError),
+    /// The worker's word on the binding.
+    #[error("{0}")]
+    Rejected(String),
+    #[error("the server is going away")]
+    Draining,
+}
+
+impl IntoResponse for StreamError {
+    fn into_response(self) -> Response {
+        let (status, code) = match &self {
+            Self::Token(TokenError::UnknownProject) => (StatusCode::NOT_FOUND, "not_found"),
+            Self::Token(TokenError::Unavailable) | Self::Draining => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
+            Self::Token(_) => (StatusCode::UNAUTHORIZED, "unauthorized"),
+            Self::Binding(_) | Self::Rejected(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_subscription"),
+        };
+        let problem = json!({
+            "type": format!("urn:aura:error:{code}"), "code": code, "status": status.as_u16(),
+            "title": status.canonical_reason(), "detail": self.to_string(), "retryable": status.is_server_error(),
+        });
+        debug_assert!(is_object(&problem.to_string()));
+        let mut response = (status, Json(problem)).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+        response
+    }
+}
+
+/// `GET /realtime/v1/sse?schema=&table=&filter=&event=`. The answer is held until the binding delivers, as a join's is.
+pub(crate) async fn stream(
+    State(shared): State<Arc<Shared>>,
+    Query(query): Query<StreamQuery>,
+    headers: HeaderMap,
+) -> Response {
+    match open(shared, query, &headers).await {
+        Ok(stream) => respond(stream),
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn open(shared: Arc<Shared>, query: StreamQuery, headers: &HeaderMap) -> Result<EventStream, StreamError> {
+    if shared.draining() {
+        return Err(StreamError::Draining);
+    }
+    let token = bearer(headers).or_else(|| text(headers, "apikey")).or(query.apikey.as_deref());
+    let token = token.filter(|token| !token.is_empty()).ok_or(TokenError::Missing)?;
+    let identity = shared.auth.connect(token).await?;
+    // An empty parameter is none: forms and links leave them so.
+    let given = |text: &'_ Option<String>| text.clone().filter(|text| !text.is_empty());
+    let (schema, table, filter, event) =
+        (given(&query.schema), given(&query.table), given(&query.filter), given(&query.event));
+    let binding =
+        Binding::new(1, schema.as_deref(), table.as_deref(), event.as_deref(), filter.as_deref(), None)?;
+    EventStream::open(shared, &identity, binding).await
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    text(headers, "authorization")?.strip_prefix("Bearer ").map(str::trim)
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+fn respond(stream: EventStream) -> Response {
+    let body = stream::unfold(stream, |mut stream| async move {
+        let bytes = stream.next().await?;
+        Some((Ok::<_, Infallible>(bytes), stream))
+    });
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
+        (header::HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    (headers, Body::from_stream(body)).into_response()
+}
+
+/// One open stream.
+struct EventStream {
+    shared: Arc<Shared>,
+    outbox: Arc<Outbox>,
+    sink: Arc<ChannelSink>,
+    registration: Registration,
+    /// What the registration still waits for.
+    settling: Option<BoxFuture<'static, Settled>>,
+    /// When the token is over, seconds since 1970, and since when it isn't good.
+    deadline: i64,
+    expires: i64,
+    written: usize,
+    ended: bool,
+    /// Lets the drain wait for the stream.
+    _tracked: TaskTrackerToken,
+}
+
+impl EventStream {
+    async fn open(shared: Arc<Shared>, identity: &Identity, binding: Binding) -> Result<Self, StreamError> {
+        let hub = shared.hubs.hub(identity.project, identity.source);
+        let limit = shared.settings.queue_bytes;
+        let outbox = Arc::new(Outbox::new(limit));
+        let topic = "realtime:sse".into();
+        let sink =
+            Arc::new(ChannelSink::new(shared.next_channel(), topic, Format::Sse, Arc::clone(&outbox), limit));
+        let mut subscribed = hub.subscribed();
+        let hold = Instant::now() + shared.settings.join_hold;
+        drop(tokio::time::timeout_at(hold, subscribed.wait_for(|subscribed| *subscribed)).await);
+        let key = &shared.sub_id_key;
+        let registration = Registration::new(&hub, &shared.registrar, key, identity, &[binding], &sink);
+        let settled = tokio::time::timeout_at(hold, registration.settled()).await.ok();
+        let tracked = shared.tracker.token();
+        let mut stream = Self {
+            shared,
+            outbox,
+            sink,
+            registration,
+            settling: None,
+            deadline: clock::deadline(identity.expires),
+            expires: identity.expires,
+            written: 0,
+            ended: false,
+            _tracked: tracked,
+        };
+        match settled {
+            Some(Settled::Rejected(message)) => return Err(StreamError::Rejected(message)),
+            settled => stream.settled(settled),
+        }
+        Ok(stream)
+    }
+
+    /// Says how the binding stands, first of all at the start of the stream.
+    fn settled(&mut self, settled: Option<Settled>) {
+        let (ok, message) = match settled {
+            Some(Settled::Live) => (true, SUBSCRIBED.to_owned()),
+            Some(Settled::Waiting(message)) => {
+                self.settling = Some(self.registration.live().boxed());
+                (false, message)
+            }
+            Some(Settled::Rejected(message)) => {
+                self.outbox.close(0, "rejected");
+                (false, message)
+            }
+            None => {
+                self.settling = Some(self.registration.settled().boxed());
+                (false, self.registration.not_streaming())
+            }
+        };
+        let system = self.sink.system("postgres_changes", ok, &message);
+        self.sink.send(system.clone());
+        self.sink.open([]);
+    }
+
+    /// The next bytes; `None` at the end.
+    async fn next(&mut self) -> Option<Bytes> {
+        self.outbox.written(std::mem::take(&mut self.written));
+        if self.ended {
+            return None;
+        }
+        loop {
+            let step = self.step().await;
+            match step {
+                Step::Write(batch) => return Some(self.write(batch)),
+                Step::Comment => return Some(Bytes::from_static(b":\n\n")),
+                Step::Settled(settled) => {
+                    self.settling = None;
+                    self.settled(Some(settled));
+                }
+                Step::Expired => self.end(&format!("Token has expired {} seconds ago", clock::now() - self.expires)),
+                Step::Draining => self.end("Server requested disconnect"),
+            }
+        }
+    }
+
+    async fn step(&mut self) -> Step {
+        let left = clock::until(self.deadline);
+        let settling = async {
+            match &mut self.settling {
+                Some(settling) => settling.await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            batch = timeout(self.shared.settings.sse_comment, self.outbox.next()) => batch.map_or(Step::Comment, Step::Write),
+            settled = settling => Step::Settled(settled),
+            () = self.shared.drain.cancelled(), if !self.ended => Step::Draining,
+            () = tokio::time::sleep(left), if !self.ended => {
+                if clock::now() >= self.deadline { Step::Expired } else { Step::Comment }
+            }
+        }
+    }
+
+    fn write(&mut self, batch: Batch) -> Bytes {
+        let mut bytes = Vec::new();
+        for frame in &batch.frames {
+            self.written += frame.len();
+            if let Frame::Text(text) = frame {
+                bytes.extend_from_slice(text.as_bytes());
+            }
+        }
+        if batch.ending == Some(Ending::TooSlow)
+            && let Frame::Text(text) = self.sink.system("system", false, "Too slow: the queue to this stream is full")
+        {
+            bytes.extend_from_slice(text.as_bytes());
+        }
+        self.ended = batch.ending.is_some();
+        bytes.into()
+    }
+
+    /// Ends the stream with a word.
+    fn end(&mut self, message: &str) {
+        self.sink.close([self.sink.system("system", false, message)]);
+        self.outbox.close(0, "ended");
+    }
+}
+
+enum Step {
+    Write(Batch),
+    Comment,
+    Settled(Settled),
+    Expired,
+    Draining,
+}
