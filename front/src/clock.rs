@@ -19,7 +19,8 @@ pub(crate) fn deadline(expires: i64) -> i64 {
 
 /// Time left until `at`; never zero, so that a timer on it can't spin, and at most an hour, so that it can't overflow.
 pub(crate) fn until(at: i64) -> Duration {
-    let at = u64::try_from(at).map_or(UNIX_EPOCH, |secs| UNIX_EPOCH + Duration::from_secs(secs.min(u64::from(u32::MAX))));
+    let at =
+        u64::try_from(at).map_or(UNIX_EPOCH, |secs| UNIX_EPOCH + Duration::from_secs(secs.min(u64::from(u32::MAX))));
     let left = at.duration_since(SystemTime::now()).unwrap_or_default();
     left.clamp(Duration::from_millis(10), Duration::from_secs(3600))
 }

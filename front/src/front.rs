@@ -9,11 +9,7 @@ use axum::{Router, routing::get};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    hub::HubRunner,
-    identity::Authenticator,
-    registrar::Registrar,
-    settings::FrontSettings,
-    socket, sse,
+    hub::HubRunner, identity::Authenticator, registrar::Registrar, settings::FrontSettings, socket, sse,
     store_auth::StoreAuthenticator,
 };
 

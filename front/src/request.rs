@@ -38,9 +38,7 @@ pub(crate) struct Binding {
 pub(crate) enum BindingError {
     #[error("No subscription params provided. Please provide at least a `schema` or `table` to subscribe to: {0}")]
     NoParams(String),
-    #[error(
-        "Column selection is not supported for wildcard subscriptions. Provide an explicit schema and table name."
-    )]
+    #[error("Column selection is not supported for wildcard subscriptions. Provide an explicit schema and table name.")]
     SelectOnWildcard,
     #[error("Column selection must be a list of column names")]
     Select,
@@ -175,7 +173,9 @@ mod tests {
 
     #[test]
     fn r_frt_1_the_echo_is_verbatim_and_in_order() {
-        let request = join(r#"[ {"event":"insert", "schema":"public","n":1.10}, null, {"table":"t","filter":"id=eq. 1","id":9}, {} ]"#);
+        let request = join(
+            r#"[ {"event":"insert", "schema":"public","n":1.10}, null, {"table":"t","filter":"id=eq. 1","id":9}, {} ]"#,
+        );
         assert_eq!(
             request.echo(),
             r#"{"postgres_changes":[{"event":"insert", "schema":"public","n":1.10,"id":1},{"table":"t","filter":"id=eq. 1","id":9,"id":2},{"id":3}]}"#

@@ -207,7 +207,9 @@ mod tests {
         let change = |format| encode_change(format, "realtime:r", &[1, 3], position, data);
         assert_eq!(
             text(&change(Format::Socket(Version::V2))),
-            format!(r#"[null,null,"realtime:r","postgres_changes",{{"ids":[1,3],"position":"{position}","data":{data}}}]"#)
+            format!(
+                r#"[null,null,"realtime:r","postgres_changes",{{"ids":[1,3],"position":"{position}","data":{data}}}]"#
+            )
         );
         let v1 = change(Format::Socket(Version::V1));
         assert!(serde_json::from_str::<serde_json::Value>(text(&v1)).is_ok_and(|v| v["payload"]["ids"][1] == 3));

@@ -3,7 +3,7 @@
 //! A change is an unnamed event (`EventSource.onmessage`) whose `id:` is its position and whose data is the change object;
 //! `system` and `gap` events are named. A comment comes when nothing else did for a while.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc};
 
 use aura_wire::is_object;
 use axum::{
@@ -100,8 +100,7 @@ async fn open(shared: Arc<Shared>, query: StreamQuery, headers: &HeaderMap) -> R
     let given = |text: &'_ Option<String>| text.clone().filter(|text| !text.is_empty());
     let (schema, table, filter, event) =
         (given(&query.schema), given(&query.table), given(&query.filter), given(&query.event));
-    let binding =
-        Binding::new(1, schema.as_deref(), table.as_deref(), event.as_deref(), filter.as_deref(), None)?;
+    let binding = Binding::new(1, schema.as_deref(), table.as_deref(), event.as_deref(), filter.as_deref(), None)?;
     EventStream::open(shared, &identity, binding).await
 }
 
@@ -150,8 +149,7 @@ impl EventStream {
         let limit = shared.settings.queue_bytes;
         let outbox = Arc::new(Outbox::new(limit));
         let topic = "realtime:sse".into();
-        let sink =
-            Arc::new(ChannelSink::new(shared.next_channel(), topic, Format::Sse, Arc::clone(&outbox), limit));
+        let sink = Arc::new(ChannelSink::new(shared.next_channel(), topic, Format::Sse, Arc::clone(&outbox), limit));
         let mut subscribed = hub.subscribed();
         let hold = Instant::now() + shared.settings.join_hold;
         drop(tokio::time::timeout_at(hold, subscribed.wait_for(|subscribed| *subscribed)).await);

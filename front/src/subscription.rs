@@ -56,7 +56,8 @@ impl Registration {
         });
         // First the route, then the leader, so that the first change finds its way.
         let bound = hub.bind(routes);
-        let held = subscriptions.into_iter().map(|subscription| registrar.hold(identity.source, subscription)).collect();
+        let held =
+            subscriptions.into_iter().map(|subscription| registrar.hold(identity.source, subscription)).collect();
         let streaming = registrar.streaming(identity.source);
         Self { _bound: bound, held, streaming, subscribed: hub.subscribed() }
     }
@@ -67,7 +68,8 @@ impl Registration {
         let statuses: Vec<_> = self.held.iter().map(Held::status).collect();
         let (streaming, subscribed) = (self.streaming.clone(), self.subscribed.clone());
         async move {
-            let answers = future::join_all(statuses.into_iter().map(|status| decided(status, |s| *s != Status::Pending)));
+            let answers =
+                future::join_all(statuses.into_iter().map(|status| decided(status, |s| *s != Status::Pending)));
             match worst(answers.await) {
                 Settled::Live => {
                     decided(subscribed, |subscribed| *subscribed).await;

@@ -15,8 +15,8 @@ use aura_wire::{ChannelMessage, GapEnvelope, GapReason};
 use serde_json::json;
 use tokio::{sync::watch, time::Instant};
 
-pub(crate) use routes::{Route, Topic};
 use routes::{BindingKey, Routes};
+pub(crate) use routes::{Route, Topic};
 use sequence::Verdict;
 pub(crate) use task::HubRunner;
 
@@ -34,12 +34,7 @@ pub(crate) struct Hub {
 
 impl Hub {
     fn new(project: ProjectId, source: SourceId) -> Self {
-        Self {
-            project,
-            source: Mutex::new(source),
-            routes: Mutex::default(),
-            subscribed: watch::Sender::new(false),
-        }
+        Self { project, source: Mutex::new(source), routes: Mutex::default(), subscribed: watch::Sender::new(false) }
     }
 
     /// Whether the bus has registered the hub's subscription, and when that changes.
@@ -75,9 +70,8 @@ impl Hub {
         let routes = self.routes();
         let mut encoded = HashMap::new();
         for sink in routes.members(topic).iter().filter(|sink| Some(sink.number) != except) {
-            let frame = encoded
-                .entry(sink.format)
-                .or_insert_with(|| encode_broadcast(sink.format, &sink.topic, message));
+            let frame =
+                encoded.entry(sink.format).or_insert_with(|| encode_broadcast(sink.format, &sink.topic, message));
             if let Some(frame) = frame {
                 sink.send(frame.clone());
             }
@@ -100,8 +94,16 @@ impl Hub {
     /// The same for a loss between worker and front, whose ends nobody knows.
     pub(crate) fn announce_loss(&self, reason: GapReason) {
         let source = self.source();
-        let gap =
-            GapEnvelope { v: 1, project: self.project, source, from: None, to: None, reason, tables: None, sub_ids: None };
+        let gap = GapEnvelope {
+            v: 1,
+            project: self.project,
+            source,
+            from: None,
+            to: None,
+            reason,
+            tables: None,
+            sub_ids: None,
+        };
         self.announce(&gap);
     }
 

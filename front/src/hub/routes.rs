@@ -151,7 +151,9 @@ impl Routes {
         keys.dedup();
         let mut hits: Vec<(u64, u32, BindingKey)> = Vec::with_capacity(keys.len());
         for key in keys {
-            if let Some(binding) = self.bindings.get_mut(&key).filter(|b| b.delivered.advance(change)) {
+            if let Some(binding) = self.bindings.get_mut(&key)
+                && binding.delivered.advance(change)
+            {
                 hits.push((binding.route.sink.number, binding.route.id, key));
             }
         }

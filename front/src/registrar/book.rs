@@ -222,7 +222,8 @@ impl SourceBook {
         let asked: Vec<_> = self.entries.keys().copied().collect();
         let chunks = self.chunks();
         let parts = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
-        let request = |(part, subscriptions)| Request::Snapshot { front: self.front.clone(), rev, part, parts, subscriptions };
+        let request =
+            |(part, subscriptions)| Request::Snapshot { front: self.front.clone(), rev, part, parts, subscriptions };
         Step { requests: (0..).zip(chunks).map(request).collect(), rev, asked, snapshot: true, gap }
     }
 
@@ -291,7 +292,8 @@ impl SourceBook {
 fn size(subscription: &Subscription) -> usize {
     let spec = &subscription.spec;
     let select: usize = spec.select.iter().flatten().map(|column| column.len() + 4).sum();
-    let texts = spec.schema.len() + spec.table.as_ref().map_or(0, String::len) + spec.filter.as_ref().map_or(0, String::len);
+    let texts =
+        spec.schema.len() + spec.table.as_ref().map_or(0, String::len) + spec.filter.as_ref().map_or(0, String::len);
     // Claims are JSON inside a JSON string: every quote gets a backslash.
     texts + select + spec.role.len() + spec.claims.as_json().len() * 2 + 256
 }

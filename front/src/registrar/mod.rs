@@ -193,7 +193,8 @@ impl Registrar {
                 self.inner.hubs.announce_loss(None, GapReason::Bus);
             }
             // A loss of the connection keeps the count of connects, so that the next one is seen.
-            known = ConnectionState { connects: if state.connected { state.connects } else { known.connects }, ..state };
+            known =
+                ConnectionState { connects: if state.connected { state.connects } else { known.connects }, ..state };
         }
         // The bus was closed: nothing more to watch until we are stopped.
         std::future::pending::<()>().await;

@@ -51,7 +51,7 @@ impl Session {
     }
 
     /// To the other fronts, at most once.
-    async fn publish(&self, topic: &Topic, message: &ChannelMessage<'_>) {
+    async fn publish(&mut self, topic: &Topic, message: &ChannelMessage<'_>) {
         let subject = Subject::channel(self.hub.project, topic.private, &topic.name);
         let (Ok(subject), Some(payload)) = (subject, message.encode()) else { return };
         let mut message = Message::new(subject, payload);

@@ -3,12 +3,7 @@ use std::sync::Arc;
 use aura_wire::phoenix::{Outgoing, Ref, Version};
 
 use crate::{
-    hub::Member,
-    identity::Identity,
-    outbox::Frame,
-    request::Binding,
-    sink::ChannelSink,
-    subscription::Registration,
+    hub::Member, identity::Identity, outbox::Frame, request::Binding, sink::ChannelSink, subscription::Registration,
 };
 
 /// A topic joined on a socket.
@@ -78,13 +73,7 @@ impl PendingReply {
     fn frames(&self, version: Version, join_ref: &Ref, topic: &str) -> Vec<Frame> {
         let mut frames = vec![reply(version, join_ref, &self.reference, topic, "ok", &self.response)];
         if self.presence {
-            let state = Outgoing {
-                join_ref,
-                reference: &Ref::NULL,
-                topic,
-                event: "presence_state",
-                payload: &["{}"],
-            };
+            let state = Outgoing { join_ref, reference: &Ref::NULL, topic, event: "presence_state", payload: &["{}"] };
             frames.push(Frame::text(state.encode(version)));
         }
         frames

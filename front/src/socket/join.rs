@@ -36,8 +36,11 @@ enum JoinError {
     Bindings,
     #[error("Unauthorized: You do not have permissions to read from this Channel topic: {0}")]
     Private(String),
-    #[error("{}: {0}", .0.code())]
-    Token(#[from] TokenError),
+    #[error("{code}: {error}", code = .error.code())]
+    Token {
+        #[from]
+        error: TokenError,
+    },
 }
 
 impl Session {
@@ -85,7 +88,7 @@ impl Session {
     }
 
     /// The channel's own token, or the key that the socket came with.
-    async fn channel_identity(&self, token: Option<&str>) -> Result<(Identity, String), TokenError> {
+    async fn channel_identity(&mut self, token: Option<&str>) -> Result<(Identity, String), TokenError> {
         match token.filter(|token| *token != self.token) {
             Some(token) => Ok((self.shared.auth.channel(self.identity.project, token).await?, token.to_owned())),
             // Verified again: keys are revoked and expire while the socket lives.

@@ -9,12 +9,12 @@ mod writer;
 
 use std::sync::Arc;
 
+use aura_wire::phoenix::Version;
 use axum::{
     Json,
     extract::{Query, State, WebSocketUpgrade, ws::WebSocket},
     response::{IntoResponse, Response},
 };
-use aura_wire::phoenix::Version;
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::json;
