@@ -1,30 +1,33 @@
-use std::{
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use async_nats::{Client, ConnectErrorKind, ConnectOptions, Event, HeaderMap, RequestErrorKind, header::HeaderName};
+use async_nats::{Client, HeaderMap, RequestErrorKind, header::HeaderName};
 use async_trait::async_trait;
 use tokio::{
     sync::{Mutex, watch},
     time::{Instant, timeout, timeout_at},
 };
+use tokio_util::{
+    sync::{CancellationToken, DropGuard},
+    task::TaskTracker,
+};
 
 use crate::{Bus, BusError, ConnectionState, Feed, Headers, Message, Subject, Subscription};
 
+mod address;
+mod link;
 mod publisher;
+mod reporter;
 
+use link::Link;
 use publisher::Publisher;
+use reporter::Reporter;
 
 const ORIGIN: HeaderName = HeaderName::from_static("Aura-Origin");
 const SOURCE: HeaderName = HeaderName::from_static("Aura-Source");
 const EPOCH: HeaderName = HeaderName::from_static("Aura-Epoch");
 
 /// How to reach the server.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct NatsOptions {
     /// One or more `nats://` or `tls://` URLs, separated by commas, with credentials where the server wants some.
     pub url: String,
@@ -51,6 +54,13 @@ impl NatsOptions {
     }
 }
 
+/// Without the URL: it may hold credentials.
+impl std::fmt::Debug for NatsOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NatsOptions").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
 /// The bus on nats-server, core NATS only.
 ///
 /// Two connections: one to publish on and one to subscribe and to ask on. So receipts never queue behind what we
@@ -58,103 +68,44 @@ impl NatsOptions {
 /// Both reconnect for ever, and subscriptions come back by themselves.
 #[derive(Debug)]
 pub struct NatsBus {
-    client: Client,
-    /// The publishing connection's handle, for single messages beside the batches.
-    outlet: Client,
-    publisher: Mutex<Publisher>,
+    asking: Arc<Link>,
     publishing: Arc<Link>,
-    inboxes: AtomicU64,
+    publisher: Mutex<Publisher>,
     state: watch::Sender<ConnectionState>,
     ack_timeout: Duration,
-}
-
-/// What is known of one connection.
-#[derive(Debug)]
-struct Link {
-    /// Which of the two it is, for logs.
-    role: &'static str,
-    connected: watch::Sender<bool>,
-    /// Errors that the server reported on it.
-    errors: AtomicU64,
-    last_error: std::sync::Mutex<String>,
-    statistics: OnceLock<Arc<async_nats::Statistics>>,
-}
-
-impl Link {
-    fn new(role: &'static str) -> Arc<Self> {
-        Arc::new(Self {
-            role,
-            connected: watch::Sender::new(false),
-            errors: AtomicU64::new(0),
-            last_error: std::sync::Mutex::default(),
-            statistics: OnceLock::new(),
-        })
-    }
-
-    /// Connections made so far.
-    fn connects(&self) -> u64 {
-        self.statistics.get().map_or(1, |statistics| statistics.connects.load(Ordering::SeqCst))
-    }
-
-    fn errors(&self) -> u64 {
-        self.errors.load(Ordering::SeqCst)
-    }
-
-    /// Called in the order in which things happened on the connection, on another task and a little later.
-    fn on(&self, event: &Event, state: &watch::Sender<ConnectionState>) {
-        match event {
-            Event::Connected => self.connected.send_modify(|connected| *connected = true),
-            Event::Disconnected | Event::Closed => self.connected.send_modify(|connected| *connected = false),
-            Event::SlowConsumer(_) => state.send_modify(|state| state.slow_consumer += 1),
-            Event::ServerError(error) => self.note_error(&error.to_string(), state),
-            _ => {}
-        }
-    }
-
-    fn note_error(&self, error: &str, state: &watch::Sender<ConnectionState>) {
-        tracing::warn!(connection = self.role, error, "nats-server reported an error");
-        error.clone_into(&mut self.last_error.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
-        self.errors.fetch_add(1, Ordering::SeqCst);
-        if error.to_ascii_lowercase().contains("slow consumer") {
-            state.send_modify(|state| state.slow_consumer += 1);
-        }
-    }
-
-    fn last_error(&self) -> String {
-        self.last_error.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
-    }
+    tasks: TaskTracker,
+    stop: DropGuard,
 }
 
 impl NatsBus {
     /// Connects; an unreachable server is `Disconnected`, wrong credentials are `Refused`. Once connected it never gives
     /// up on its own.
     pub async fn connect(options: NatsOptions) -> Result<Self, BusError> {
-        let state = watch::Sender::new(ConnectionState { connected: false, connects: 0, slow_consumer: 0 });
-        let (asking, publishing) = (Link::new("subscribe"), Link::new("publish"));
-        let links = (Arc::clone(&asking), Arc::clone(&publishing));
-        let report = state.clone();
-        let refresh = Arc::new(move || {
-            let connected = *links.0.connected.borrow() && *links.1.connected.borrow();
-            let connects = links.0.connects();
-            report.send_if_modified(|state| {
-                let changed = (state.connected, state.connects) != (connected, connects);
-                (state.connected, state.connects) = (connected, connects);
-                changed
-            });
-        });
-        let client = open(&options, &asking, &state, Arc::clone(&refresh)).await?;
-        let outlet = open(&options, &publishing, &state, Arc::clone(&refresh)).await?;
-        refresh();
-        let publisher = Publisher::new(outlet.clone(), Arc::clone(&publishing), options.ack_timeout).await?;
+        let slow_consumer = Arc::default();
+        let asking = Link::open(&options, "subscribe", &slow_consumer).await?;
+        let publishing = Link::open(&options, "publish", &slow_consumer).await?;
+        let publisher = Publisher::new(Arc::clone(&publishing), options.ack_timeout).await?;
+        let state = watch::Sender::new(ConnectionState { connected: true, connects: 1, slow_consumer: 0 });
+        let stop = CancellationToken::new();
+        let reporter = Reporter::new(&asking, &publishing, slow_consumer, state.clone(), options.ack_timeout);
+        let tasks = TaskTracker::new();
+        tasks.spawn(stop.clone().run_until_cancelled_owned(reporter.run()));
+        tasks.close();
         Ok(Self {
-            client,
-            outlet,
-            publisher: Mutex::new(publisher),
+            asking,
             publishing,
-            inboxes: AtomicU64::new(0),
+            publisher: Mutex::new(publisher),
             state,
             ack_timeout: options.ack_timeout,
+            tasks,
+            stop: stop.drop_guard(),
         })
+    }
+
+    /// Ends the bus's own task; dropping the bus does so, too, without waiting.
+    pub async fn close(self) {
+        drop(self.stop);
+        self.tasks.wait().await;
     }
 
     fn check(&self, message: &Message) -> Result<(), BusError> {
@@ -163,69 +114,6 @@ impl NatsBus {
         }
         Ok(())
     }
-
-    /// Returns when the server has handled everything that was sent on the subscribing connection: it answers a request
-    /// that nobody serves at once, on the same connection, in order.
-    async fn settle(&self) -> Result<(), BusError> {
-        let nobody = format!("{}.nobody.{}", self.client.new_inbox(), self.inboxes.fetch_add(1, Ordering::Relaxed));
-        let request = async_nats::Request::new().timeout(Some(self.ack_timeout));
-        match self.client.send_request(nobody, request).await.map_err(|error| error.kind()) {
-            Ok(_) | Err(RequestErrorKind::NoResponders) => Ok(()),
-            Err(RequestErrorKind::TimedOut) => Err(BusError::Timeout(self.ack_timeout)),
-            Err(_) => Err(BusError::Disconnected),
-        }
-    }
-}
-
-async fn open(
-    options: &NatsOptions,
-    link: &Arc<Link>,
-    state: &watch::Sender<ConnectionState>,
-    refresh: Arc<impl Fn() + Send + Sync + 'static>,
-) -> Result<Client, BusError> {
-    let (observed, state) = (Arc::clone(link), state.clone());
-    let connect = ConnectOptions::new()
-        .name(format!("{} {}", options.name, link.role))
-        .client_capacity(256)
-        .subscription_capacity(options.subscription_capacity)
-        .connection_timeout(options.connect_timeout)
-        .request_timeout(Some(options.ack_timeout))
-        .ping_interval(Duration::from_secs(10))
-        .max_reconnects(None)
-        .reconnect_delay_callback(reconnect_delay)
-        .event_callback(move |event| {
-            observed.on(&event, &state);
-            refresh();
-            std::future::ready(())
-        });
-    let servers: Vec<&str> = options.url.split(',').map(str::trim).collect();
-    let attempt = timeout(options.connect_timeout, connect.connect(servers));
-    let client = attempt.await.map_err(|_| BusError::Disconnected)?.map_err(|error| match error.kind() {
-        ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
-            BusError::Refused("authorization violation".to_owned())
-        }
-        ConnectErrorKind::ServerParse => BusError::Refused("not a NATS URL".to_owned()),
-        _ => BusError::Disconnected,
-    })?;
-    // Set at most once per link; connects() says 1 before.
-    let _ = link.statistics.set(client.statistics());
-    link.connected.send_replace(true);
-    Ok(client)
-}
-
-/// 0 for the first try, then 50 ms doubling to 2 s, half of it random so that a fleet doesn't come back at once.
-fn reconnect_delay(attempt: usize) -> Duration {
-    if attempt <= 1 {
-        return Duration::ZERO;
-    }
-    let most = 50_u64.saturating_mul(1 << attempt.min(8)).min(2000);
-    Duration::from_millis(most / 2 + random_below(most / 2))
-}
-
-/// The hasher's random seed is all the randomness that a jitter needs.
-fn random_below(limit: u64) -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(limit) % limit.max(1)
 }
 
 /// A message as it came from the server.
@@ -295,21 +183,21 @@ impl Bus for NatsBus {
     async fn publish(&self, message: Message) -> Result<(), BusError> {
         self.check(&message)?;
         // The queue would keep it for the next connection, when nobody wants it any more.
-        if !*self.publishing.connected.borrow() {
+        if !self.publishing.is_connected() {
             return Err(BusError::Disconnected);
         }
-        let sent = timeout(self.ack_timeout, send(&self.outlet, &message)).await;
+        let sent = timeout(self.ack_timeout, send(self.publishing.client(), &message)).await;
         sent.unwrap_or(Err(BusError::Timeout(self.ack_timeout)))
     }
 
     async fn subscribe(&self, subject: &Subject) -> Result<Subscription, BusError> {
-        let subscribed = timeout(self.ack_timeout, self.client.subscribe(subject.as_str().to_owned())).await;
+        let subscribed = timeout(self.ack_timeout, self.asking.client().subscribe(subject.as_str().to_owned())).await;
         let subscriber = match subscribed {
             Ok(Ok(subscriber)) => subscriber,
             Ok(Err(_)) => return Err(BusError::Refused("not a subject".to_owned())),
             Err(_) => return Err(BusError::Timeout(self.ack_timeout)),
         };
-        self.settle().await?;
+        self.asking.settle(self.ack_timeout).await?;
         Ok(Subscription(Feed::Nats(subscriber)))
     }
 
@@ -319,7 +207,8 @@ impl Bus for NatsBus {
         if let Some(headers) = write_headers(&message.headers) {
             request = request.headers(headers);
         }
-        let answer = timeout(patience, self.client.send_request(message.subject.as_str().to_owned(), request)).await;
+        let answer =
+            timeout(patience, self.asking.client().send_request(message.subject.as_str().to_owned(), request)).await;
         match answer.map(|answer| answer.map_err(|error| error.kind())) {
             Ok(Ok(answer)) => Ok(incoming(answer)),
             Ok(Err(RequestErrorKind::NoResponders)) => Err(BusError::NoResponders),
@@ -334,6 +223,6 @@ impl Bus for NatsBus {
     }
 
     fn max_payload(&self) -> usize {
-        self.client.max_payload()
+        self.asking.client().max_payload()
     }
 }

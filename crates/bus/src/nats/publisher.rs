@@ -7,24 +7,24 @@
 //! connection nothing is expected except receipts, whose size is known. So more bytes than the receipt's mean that
 //! something else was said: the batch isn't proved then, and is published again.
 
-use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use async_nats::{Client, Subscriber, connection::State};
+use async_nats::Subscriber;
 use futures_util::StreamExt as _;
 use tokio::time::timeout;
 
 use super::{Link, send};
 use crate::{BusError, Message};
 
-/// `PING\r\n` or `PONG\r\n`: the only other lines of a healthy connection, apart from a rare INFO.
-const PING_BYTES: u64 = 6;
+/// `PING\r\n` and `PONG\r\n`, one or both: the only other lines of a healthy connection, apart from a rare INFO. The
+/// shortest error is longer than both.
+const PINGS: std::ops::RangeInclusive<u64> = 0..=12;
 
 /// How long an error that was read may take to reach us through the other task; only waited after an unproved batch.
 const ERROR_DELAY: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 pub(super) struct Publisher {
-    client: Client,
     link: Arc<Link>,
     inbox: String,
     receipts: Subscriber,
@@ -43,15 +43,23 @@ struct Before {
 
 impl Publisher {
     /// Subscribes the inbox, as the connection's first subscription, and proves that receipts come and are as expected.
-    pub(super) async fn new(client: Client, link: Arc<Link>, patience: Duration) -> Result<Self, BusError> {
-        let inbox = client.new_inbox();
-        let receipts = client.subscribe(inbox.clone()).await.map_err(|_| BusError::Disconnected)?;
+    pub(super) async fn new(link: Arc<Link>, patience: Duration) -> Result<Self, BusError> {
+        let inbox = link.client().new_inbox();
+        let receipts = link.client().subscribe(inbox.clone()).await.map_err(|_| BusError::Disconnected)?;
         // The client numbers its subscriptions from 1; the payload is 16 hex digits.
         let receipt_bytes = format!("MSG {inbox} 1 16\r\n0123456789abcdef\r\n").len() as u64;
-        let mut publisher = Self { client, link, inbox, receipts, receipt_bytes, asked: 0 };
-        match timeout(patience, publisher.publish(&[])).await {
-            Ok(result) => result.map(|()| publisher),
-            Err(_) => Err(BusError::Timeout(patience)),
+        let mut publisher = Self { link, inbox, receipts, receipt_bytes, asked: 0 };
+        let proved = timeout(patience, publisher.first_receipt()).await;
+        proved.unwrap_or(Err(BusError::Timeout(patience))).map(|()| publisher)
+    }
+
+    /// A server that is starting may have something to say, an INFO, beside the first receipt.
+    async fn first_receipt(&mut self) -> Result<(), BusError> {
+        loop {
+            match self.publish(&[]).await {
+                Err(BusError::Disconnected) => tokio::time::sleep(ERROR_DELAY).await,
+                done => return done,
+            }
         }
     }
 
@@ -59,24 +67,24 @@ impl Publisher {
     /// later is recognised by its number.
     pub(super) async fn publish(&mut self, messages: &[Message]) -> Result<(), BusError> {
         let before = self.before();
-        let mut connected = self.link.connected.subscribe();
-        if self.client.connection_state() != State::Connected || !*connected.borrow_and_update() {
+        let mut changes = self.link.changes();
+        if !self.link.is_connected() {
             return Err(BusError::Disconnected);
         }
         tokio::select! {
             biased;
             result = self.exchange(messages, &before) => result,
-            _ = connected.wait_for(|connected| !connected) => Err(BusError::Disconnected),
+            _ = changes.wait_for(|connected| !connected) => Err(BusError::Disconnected),
         }
     }
 
     async fn exchange(&mut self, messages: &[Message], before: &Before) -> Result<(), BusError> {
         for message in messages {
-            send(&self.client, message).await?;
+            send(self.link.client(), message).await?;
         }
         self.asked += 1;
         let number = format!("{:016x}", self.asked);
-        let asked = self.client.publish(self.inbox.clone(), number.clone().into()).await;
+        let asked = self.link.client().publish(self.inbox.clone(), number.clone().into()).await;
         asked.map_err(|_| BusError::Disconnected)?;
         let mut receipts = 0;
         loop {
@@ -89,7 +97,7 @@ impl Publisher {
     }
 
     fn before(&self) -> Before {
-        Before { connects: self.link.connects(), errors: self.link.errors(), bytes: self.bytes() }
+        Before { connects: self.link.connects(), errors: self.link.errors(), bytes: self.link.bytes_read() }
     }
 
     /// Whether the connection is the same and said nothing but `receipts` receipts since.
@@ -97,8 +105,8 @@ impl Publisher {
         if self.link.connects() != before.connects {
             return Err(BusError::Disconnected);
         }
-        let others = (self.bytes() - before.bytes).checked_sub(receipts * self.receipt_bytes);
-        if matches!(others, Some(0 | PING_BYTES)) && self.link.errors() == before.errors {
+        let others = (self.link.bytes_read() - before.bytes).checked_sub(receipts * self.receipt_bytes);
+        if others.is_some_and(|bytes| PINGS.contains(&bytes)) && self.link.errors() == before.errors {
             return Ok(());
         }
         tokio::time::sleep(ERROR_DELAY).await;
@@ -107,10 +115,5 @@ impl Publisher {
 
     fn refused(&self) -> BusError {
         BusError::Refused(self.link.last_error())
-    }
-
-    /// Bytes read on the connection so far, counted before they are acted on.
-    fn bytes(&self) -> u64 {
-        self.link.statistics.get().map_or(0, |statistics| statistics.in_bytes.load(Ordering::SeqCst))
     }
 }
