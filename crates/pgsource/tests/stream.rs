@@ -65,10 +65,9 @@ async fn a_keepalive_at_or_above_the_start_comes_soon_after_it() -> Result<()> {
     tail.stream.send_status(status).await?;
     let first = tokio::time::timeout(Duration::from_secs(3), async {
         loop {
-            if let StreamMessage::Keepalive { end, .. } = tail.message().await? {
-                if end >= created {
-                    return anyhow::Ok(end);
-                }
+            match tail.message().await? {
+                StreamMessage::Keepalive { end, .. } if end >= created => return anyhow::Ok(end),
+                _ => {}
             }
         }
     });
