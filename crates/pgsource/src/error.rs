@@ -87,6 +87,15 @@ impl SourceError {
         }
     }
 
+    /// Of creating a slot or starting its stream: the server doesn't have the plugin's library (58P01), or has it and
+    /// doesn't allow it (42501). PostgreSQL 15.20 was seen to refuse, to superusers too, every library that is not in
+    /// its setting `output_plugin_libraries` (default `pgoutput, test_decoding`). A role that may not replicate at all
+    /// fails before, when it connects.
+    pub fn is_plugin_unavailable(&self) -> bool {
+        let Self::Server(error) = self else { return false };
+        !error.fatal && [SqlState::UNDEFINED_FILE, SqlState::INSUFFICIENT_PRIVILEGE].contains(&error.code)
+    }
+
     pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { what, source }
     }

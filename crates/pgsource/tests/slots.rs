@@ -2,7 +2,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use aura_domain::{Epoch, SourceId};
-use aura_pgsource::{Plugin, ReplicationConnection, SqlState, slot, wal2json_options};
+use aura_pgsource::{Plugin, ReplicationConnection, SourceError, SqlState, slot, wal2json_options};
+use aura_testkit::{Postgres, PostgresOptions};
 
 use crate::lab::{APP, Lab, PATIENCE, SLOT};
 
@@ -45,7 +46,7 @@ async fn r_eng_5_shutdown_all_frees_the_slot_at_once() -> Result<()> {
     lab.sockets.shutdown_all();
     assert!(slot::wait_inactive(&lab.sql, SLOT, Duration::from_secs(2)).await?);
     let refused = ReplicationConnection::connect(&lab.url, APP, &lab.sockets, PATIENCE).await;
-    assert!(matches!(refused, Err(aura_pgsource::SourceError::Shut)));
+    assert!(matches!(refused, Err(SourceError::Shut)));
     drop(tail);
     tokio::time::timeout(PATIENCE, lab.sockets.closed()).await?;
     Ok(())
@@ -72,6 +73,27 @@ async fn r_eng_7_only_an_older_epoch_of_ours_is_terminated() -> Result<()> {
     };
     assert_eq!(error.sqlstate(), Some(&SqlState::ADMIN_SHUTDOWN));
     assert!(error.is_connection_error());
+    Ok(())
+}
+
+#[tokio::test]
+async fn r_eng_9_a_plugin_that_is_missing_or_not_allowed_is_told_from_other_errors() -> Result<()> {
+    let lab = Lab::on(Postgres::start_with(PostgresOptions::default().without_wal2json()).await?).await?;
+    let error = lab.create_slot(Plugin::Wal2json).await.err().context("created without its library")?;
+    let error = error.downcast::<SourceError>()?;
+    assert!(error.is_plugin_unavailable(), "{error}");
+    lab.create_slot(Plugin::PgOutput).await?;
+    let again = lab.create_slot(Plugin::PgOutput).await.err().context("created twice")?.downcast::<SourceError>()?;
+    assert!(!again.is_plugin_unavailable());
+
+    // Servers before the setting came have nothing to forbid.
+    let listed = lab.run("alter system set output_plugin_libraries = 'pgoutput'").await;
+    if listed.is_ok() {
+        let options = PostgresOptions::default().setting("output_plugin_libraries", "pgoutput");
+        let lab = Lab::on(Postgres::start_with(options).await?).await?;
+        let error = lab.create_slot(Plugin::Wal2json).await.err().context("created what is not allowed")?;
+        assert!(error.downcast::<SourceError>()?.is_plugin_unavailable());
+    }
     Ok(())
 }
 

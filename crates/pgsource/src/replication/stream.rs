@@ -39,7 +39,8 @@ pub enum StreamMessage {
     Data {
         /// Start of the record; of a row, the change LSN of its position (R-LSN-6).
         start: Lsn,
-        /// The server's WAL end as of sending.
+        /// The header's second position. A logical walsender says `start` again, so it tells nothing about the server's
+        /// WAL end; only keepalives do.
         end: Lsn,
         /// What the plugin wrote.
         payload: Bytes,
