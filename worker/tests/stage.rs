@@ -1,0 +1,220 @@
+//! A source and a platform database in one throw-away cluster, one project, and workers that come and go.
+
+use std::{sync::Arc, time::Duration};
+
+use aura_bus::{MemoryBus, Message, SharedBus, Subject, Subscription};
+use aura_domain::{Claims, EventFilter, FrontId, ProjectId, Relation, SqlName, SubscriptionSpec};
+use aura_pgsource::{SourceUrl, admin::Admin};
+use aura_store::{
+    CreatedProject, MasterKey, NewProject, NewRegistration, NewSource, Plugin, PostgresLease, ReplicaIdentity, Source,
+    Store, TableRef,
+};
+use aura_testkit::{Postgres, eventually};
+use aura_wire::{
+    IncomingChange,
+    control::{Reply, Request, Subscription as WireSubscription},
+};
+use aura_worker::{Worker, WorkerDeps, WorkerSettings, WorkerStatus};
+use serde_json::Value;
+use tokio::runtime::Runtime;
+use tokio_postgres::Client;
+use tokio_util::sync::CancellationToken;
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) struct Stage {
+    pub(crate) postgres: Postgres,
+    pub(crate) store: Store,
+    pub(crate) admin: Admin,
+    pub(crate) bus: SharedBus,
+    pub(crate) source: Source,
+    pub(crate) project: ProjectId,
+    pub(crate) schema: SqlName,
+    /// Superuser in the source database, `search_path` at the project's schema.
+    pub(crate) sql: Client,
+    rev: u64,
+}
+
+/// A worker on a runtime of its own, so that it can be killed with all its tasks.
+pub(crate) struct Running {
+    pub(crate) status: WorkerStatus,
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<()>,
+    runtime: Option<Runtime>,
+}
+
+impl Running {
+    pub(crate) async fn stop(mut self) {
+        self.stop.cancel();
+        (&mut self.task).await.expect("the worker ends in order");
+    }
+
+    /// As near to kill -9 as a thread comes: no task of it runs on.
+    pub(crate) fn kill(self) {}
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// What a subscriber to the bus has seen.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen {
+    pub(crate) seq: u64,
+    pub(crate) ids: Vec<u64>,
+    pub(crate) data: Value,
+}
+
+impl Stage {
+    pub(crate) async fn new(plugin: Plugin) -> anyhow::Result<Self> {
+        let postgres = Postgres::start().await?;
+        let (platform, app) = (postgres.create_database("platform").await?, postgres.create_database("app").await?);
+        aura_store::migrate(&platform).await?;
+        let key = MasterKey::new("a master key that is long enough for tests").expect("long enough");
+        let store = Store::connect(&platform, key).await?;
+        let sql = postgres.client("app").await?;
+        sql.batch_execute("create role aura_worker login replication password 'secret'").await?;
+        let source = store
+            .upsert_source(NewSource {
+                name: "shared".to_owned(),
+                replication_url: postgres.url_as("aura_worker", "secret", "app").into(),
+                admin_url: Some(app.clone().into()),
+                slot_name: None,
+                plugin,
+            })
+            .await?;
+        let admin = Admin::connect(&SourceUrl::parse(&app)?).await?;
+        admin.bootstrap().await?;
+        let new = NewProject {
+            id: None,
+            name: "demo".to_owned(),
+            source: source.id,
+            schema: None,
+            settings: Default::default(),
+        };
+        let CreatedProject { project, secrets, .. } = store.create_project(new, "test").await?;
+        admin.provision_project(project.id, &project.schema, &[], &secrets.visibility_password).await?;
+        sql.batch_execute(&format!("set search_path = {}", project.schema.quoted())).await?;
+        let bus: SharedBus = Arc::new(MemoryBus::new());
+        Ok(Self { postgres, store, admin, bus, source, project: project.id, schema: project.schema, sql, rev: 0 })
+    }
+
+    async fn worker(&self) -> Running {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+        let settings = WorkerSettings { lease_duration: Duration::from_secs(3), ..WorkerSettings::default() };
+        let (url, key) = (self.postgres.url("platform"), self.store.master_key().clone());
+        let store =
+            runtime.spawn(async move { Store::connect(&url, key).await }).await.expect("no panic").expect("connected");
+        let lease = Arc::new(PostgresLease::new(&store));
+        let worker = Worker::new(WorkerDeps { store, bus: Arc::clone(&self.bus), lease, settings });
+        let (status, stop) = (worker.status(), CancellationToken::new());
+        let task = runtime.spawn(worker.run(stop.clone()));
+        Running { status, task, stop, runtime: Some(runtime) }
+    }
+
+    pub(crate) async fn run_worker(&self) -> Running {
+        let running = self.worker().await;
+        eventually(PATIENCE, || async { running.status.cdc_active() }).await.expect("the engine runs");
+        running
+    }
+
+    /// What the api does for a PUT `{"enabled": true}`, up to its 200.
+    pub(crate) async fn enable(&self, table: &str) -> anyhow::Result<()> {
+        let name = SqlName::new(table)?;
+        let relation = Relation { schema: self.schema.clone(), table: name.clone() };
+        let info = self.admin.table(&self.schema, &name).await?.expect("the table is there");
+        let table = TableRef { project: self.project, schema: &self.schema, table: &name };
+        let identity = ReplicaIdentity { kind: info.replica_identity, index: None };
+        let new = NewRegistration {
+            table,
+            source: self.source.id,
+            oid: info.oid,
+            identity: Some(&identity),
+            actor: "test",
+            request_id: None,
+        };
+        let registration = self.store.enable_table(new).await?;
+        let change = self.admin.set_replica_identity_full(&relation, info.oid, Duration::from_secs(3)).await?;
+        let generation = self.store.engine(self.source.id).await?.expect("it is there").generation;
+        self.store.identity_set(registration.id, None, change.lsn, generation).await?;
+        eventually(PATIENCE, || async {
+            let row = self.store.registration(table).await.ok().flatten();
+            row.is_some_and(|row| row.active_since_lsn.is_some())
+        })
+        .await
+    }
+
+    pub(crate) async fn disable(&self, table: &str) -> anyhow::Result<()> {
+        let name = SqlName::new(table)?;
+        let table = TableRef { project: self.project, schema: &self.schema, table: &name };
+        let lsn = self.admin.current_wal_insert_lsn().await?;
+        let row = self.store.disable_table(table, lsn, "test", None).await?.expect("it was registered");
+        eventually(PATIENCE, || async {
+            let engine = self.store.engine(self.source.id).await.ok().flatten();
+            engine.is_some_and(|engine| engine.applied_revision >= row.revision)
+        })
+        .await
+    }
+
+    pub(crate) async fn changes(&self) -> Watch {
+        let subject = Subject::project_tree(self.project);
+        Watch { messages: self.bus.subscribe(&subject).await.expect("subscribed"), gaps: Vec::new() }
+    }
+
+    /// Joins as a front would.
+    pub(crate) async fn join(&mut self, table: &str, role: &str, claims: Value, filter: Option<&str>) -> (u64, Reply) {
+        let spec = SubscriptionSpec {
+            project: self.project,
+            schema: "public".to_owned(),
+            table: Some(table.to_owned()),
+            event: EventFilter::All,
+            filter: filter.map(str::to_owned),
+            select: None,
+            role: role.to_owned(),
+            claims: Claims::from_payload(&claims).expect("an object"),
+        };
+        let key = self.store.master_key().sub_id_key();
+        let (sub_id, twin) = (key.sub_id(&spec), key.twin(&spec));
+        self.rev += 1;
+        let request = Request::Join {
+            front: FrontId("front".to_owned()),
+            rev: self.rev,
+            subscriptions: vec![WireSubscription { sub_id, twin, spec }],
+        };
+        let payload = serde_json::to_vec(&request).expect("JSON");
+        let message = Message::new(Subject::source_requests(self.source.id), payload);
+        let answer = self.bus.request(message, Duration::from_secs(5)).await.expect("the leader answers");
+        (sub_id.0, serde_json::from_slice(&answer.payload).expect("a reply"))
+    }
+}
+
+/// The bus as a subscriber sees it.
+pub(crate) struct Watch {
+    messages: Subscription,
+    pub(crate) gaps: Vec<Value>,
+}
+
+impl Watch {
+    /// The next change.
+    pub(crate) async fn next(&mut self) -> Seen {
+        loop {
+            let message = tokio::time::timeout(PATIENCE, self.messages.next()).await.expect("in time").expect("open");
+            if message.subject.as_str().ends_with(".gap") {
+                self.gaps.push(serde_json::from_slice(&message.payload).expect("JSON"));
+                continue;
+            }
+            return seen(&message);
+        }
+    }
+}
+
+fn seen(message: &Message) -> Seen {
+    let change = IncomingChange::decode(&message.payload).expect("an envelope");
+    let data = serde_json::from_str(change.data.get()).expect("JSON");
+    Seen { seq: change.seq, ids: change.allowed_sub_ids.iter().map(|id| id.0).collect(), data }
+}
