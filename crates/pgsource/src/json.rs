@@ -11,6 +11,8 @@ use crate::types::{JsonForm, TypeInfo};
 pub fn encode_value(out: &mut String, value: &str, ty: &TypeInfo) {
     match &ty.form {
         JsonForm::Bool => encode_bool(out, value),
+        // A float's negative zero: jsonb's numbers have none.
+        JsonForm::Number if value == "-0" => out.push('0'),
         JsonForm::Number if is_number(value) => out.push_str(value),
         JsonForm::Timestamp => encode_string(out, &value.replacen(' ', "T", usize::from(is_finite(value)))),
         JsonForm::TimestampTz => encode_timestamptz(out, value),

@@ -1,8 +1,12 @@
-//! The replication half against a real PostgreSQL with wal2json.
+//! Both halves against a real PostgreSQL with wal2json: replication, and catalogue with visibility.
 
+mod admin;
 mod filters;
+mod json;
 mod lab;
 mod pgoutput;
 mod slots;
 mod stream;
+mod tenant;
 mod transport;
+mod visibility;

@@ -15,6 +15,8 @@ begin
 
     if not exists (select from pg_catalog.pg_namespace where nspname = 'auth') then
         create schema auth;
+        -- Whoever writes a policy must be able to name the functions.
+        grant usage on schema auth to public;
     end if;
     if pg_catalog.pg_has_role((select nspowner from pg_catalog.pg_namespace where nspname = 'auth'), 'USAGE') then
         grant usage on schema auth to aura_anon, aura_authenticated, aura_service_role;
