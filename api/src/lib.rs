@@ -1,1 +1,83 @@
-//! aura-api
+//! The control plane: projects, sources, engines and the toggle that makes a table live. Stateless: any number of
+//! instances may run on one platform database.
+
+mod access;
+mod error;
+mod openapi;
+mod paging;
+mod probes;
+mod routes;
+mod source;
+mod state;
+mod toggle;
+
+use aura_bus::SharedBus;
+use aura_kit::Probes;
+use aura_store::Store;
+use axum::Router;
+use secrecy::SecretString;
+use tokio_util::sync::CancellationToken;
+
+pub use openapi::document;
+use state::AppState;
+
+/// What the api needs.
+pub struct ApiDeps {
+    /// The platform database, migrated.
+    pub store: Store,
+    /// The bus, if there is one: toggles and stops work without.
+    pub bus: Option<SharedBus>,
+    /// Settings.
+    pub settings: Settings,
+}
+
+/// Settings of the api.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Verifies platform keys.
+    pub platform_secret: SecretString,
+    /// Connections per source that the api may open (admin URL).
+    pub source_connections: usize,
+}
+
+impl Settings {
+    /// Settings with the defaults.
+    pub fn new(platform_secret: SecretString) -> Self {
+        Self { platform_secret, source_connections: 4 }
+    }
+}
+
+/// The control plane. Cheap to clone.
+#[derive(Clone)]
+pub struct Api {
+    state: AppState,
+}
+
+impl Api {
+    /// Builds it; nothing runs and nothing is connected yet.
+    pub fn new(deps: ApiDeps) -> Self {
+        Self { state: AppState::new(deps) }
+    }
+
+    /// Answers `/health`, `/ready` and `/metrics` with these instead of the api's own: for the undivided binary, whose
+    /// health is more than the api's.
+    #[must_use]
+    pub fn with_probes(mut self, probes: Probes) -> Self {
+        self.state = self.state.with_probes(probes);
+        self
+    }
+
+    /// Every route: `/v1/…`, `/health`, `/ready`, `/metrics`, `/openapi.json`, `/docs`, `/studio`. Put
+    /// [`aura_kit::http::with_layers`] around it, after merging other routers.
+    pub fn router(&self) -> Router {
+        routes::router(self.state.clone())
+    }
+
+    /// Until `stop`: follows signals of the platform database (without, waits take up to 200 ms longer) and finishes
+    /// what a crash left half done.
+    pub async fn run(&self, stop: CancellationToken) {
+        let signals = self.state.progress().follow(self.state.store(), &stop);
+        tokio::join!(signals, toggle::reconcile(&self.state, &stop));
+        self.state.drain();
+    }
+}

@@ -1,0 +1,228 @@
+//! Permission as a parameter (R-SEC-1): a handler gets a project or a table only by extracting the right to it.
+
+use aura_auth::{LiveKey, ProjectRules, Role, Verified, Verifier, peek, token_from_headers};
+use aura_domain::{ProjectId, SqlName};
+use aura_kit::Code;
+use aura_store::{KeyRole, Project, ProjectAuth, TableRef};
+use axum::{
+    extract::{FromRequestParts, RawPathParams},
+    http::{HeaderMap, request::Parts},
+};
+
+use crate::{
+    error::{ApiError, Result},
+    state::AppState,
+};
+
+/// Who did it, for the audit: key id and role, or `platform`.
+#[derive(Debug, Clone)]
+pub(crate) struct Actor(String);
+
+impl Actor {
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// The right to administer one project, from its service_role key.
+#[derive(Debug, Clone)]
+pub(crate) struct ProjectService {
+    project: Project,
+    actor: Actor,
+}
+
+impl ProjectService {
+    pub(crate) fn project(&self) -> &Project {
+        &self.project
+    }
+
+    pub(crate) fn actor(&self) -> &Actor {
+        &self.actor
+    }
+}
+
+impl FromRequestParts<AppState> for ProjectService {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self> {
+        let (project, verified) = match authenticate(&parts.headers, state).await? {
+            Caller::Project(project, verified) => (project, verified),
+            Caller::Platform => return Err(forbidden("a service_role key of the project")),
+        };
+        // An id that isn't one is as unknown as any other.
+        let wanted = path_param(parts, state, "project").await?.parse::<ProjectId>().ok();
+        if wanted != Some(project.id) {
+            return Err(ApiError::project_not_found());
+        }
+        match (&verified.role, verified.key_id) {
+            (Role::ServiceRole, Some(key)) => {
+                Ok(Self { project: *project, actor: Actor(format!("{key} {}", verified.role)) })
+            }
+            _ => Err(forbidden("a service_role key of the project")),
+        }
+    }
+}
+
+/// The right to administer one table of a project, by its physical names.
+#[derive(Debug, Clone)]
+pub(crate) struct TableService {
+    access: ProjectService,
+    schema: SqlName,
+    table: SqlName,
+}
+
+impl TableService {
+    pub(crate) fn access(&self) -> &ProjectService {
+        &self.access
+    }
+
+    pub(crate) fn project(&self) -> &Project {
+        &self.access.project
+    }
+
+    pub(crate) fn schema(&self) -> &SqlName {
+        &self.schema
+    }
+
+    pub(crate) fn table(&self) -> &SqlName {
+        &self.table
+    }
+
+    pub(crate) fn reference(&self) -> TableRef<'_> {
+        TableRef { project: self.access.project.id, schema: &self.schema, table: &self.table }
+    }
+}
+
+impl FromRequestParts<AppState> for TableService {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self> {
+        let access = ProjectService::from_request_parts(parts, state).await?;
+        let table = name(path_param(parts, state, "table").await?, "table")?;
+        let schema = physical_schema(&access.project, schema_param(parts)?.as_deref())?;
+        Ok(Self { access, schema, table })
+    }
+}
+
+/// The right to administer the platform.
+#[derive(Debug, Clone)]
+pub(crate) struct Platform {
+    actor: Actor,
+}
+
+impl Platform {
+    pub(crate) fn actor(&self) -> &Actor {
+        &self.actor
+    }
+}
+
+impl FromRequestParts<AppState> for Platform {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self> {
+        match authenticate(&parts.headers, state).await? {
+            Caller::Platform => Ok(Self { actor: Actor("platform".to_owned()) }),
+            Caller::Project(..) => Err(forbidden("a platform key")),
+        }
+    }
+}
+
+/// The right to administer the platform, and one project.
+pub(crate) struct ProjectPath(Project);
+
+impl ProjectPath {
+    pub(crate) fn into_project(self) -> Project {
+        self.0
+    }
+}
+
+impl FromRequestParts<AppState> for ProjectPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self> {
+        Platform::from_request_parts(parts, state).await?;
+        let id = path_param(parts, state, "project").await?.parse().map_err(|_| ApiError::project_not_found())?;
+        state.store().project(id).await?.map(Self).ok_or_else(ApiError::project_not_found)
+    }
+}
+
+/// Who is asking.
+enum Caller {
+    Platform,
+    Project(Box<Project>, Verified),
+}
+
+async fn authenticate(headers: &HeaderMap, state: &AppState) -> Result<Caller> {
+    let token = token_from_headers(headers)?;
+    let Some(id) = peek(token)?.project_ref else {
+        Verifier::verify_platform(&state.settings().platform_secret, token)?;
+        return Ok(Caller::Platform);
+    };
+    // A token of a project that isn't there can't be verified, whoever signed it.
+    let unverifiable = || ApiError::new(Code::InvalidToken, "The signature is not valid.");
+    let auth = state.store().project_auth(id).await?.ok_or_else(unverifiable)?;
+    let verified = verify(&auth, token)?;
+    Ok(Caller::Project(Box::new(auth.project), verified))
+}
+
+fn verify(auth: &ProjectAuth, token: &str) -> Result<Verified> {
+    let role = |role| match role {
+        KeyRole::Anon => aura_auth::KeyRole::Anon,
+        KeyRole::ServiceRole => aura_auth::KeyRole::ServiceRole,
+    };
+    let live_keys: Vec<_> = auth.keys.iter().map(|key| LiveKey { id: key.id, role: role(key.role) }).collect();
+    let rules = ProjectRules {
+        project: auth.project.id,
+        secret: &auth.jwt_secret,
+        live_keys: &live_keys,
+        audience: auth.project.settings.aud.as_deref(),
+    };
+    Ok(Verifier::verify_project(&rules, token)?)
+}
+
+fn forbidden(needed: &str) -> ApiError {
+    ApiError::new(Code::InsufficientRole, format!("This takes {needed}."))
+}
+
+/// A path parameter, percent-decoded.
+pub(crate) async fn path_param(parts: &mut Parts, state: &AppState, wanted: &str) -> Result<String> {
+    let params = RawPathParams::from_request_parts(parts, state).await;
+    let params = params.map_err(|_| ApiError::new(Code::MalformedRequest, "The path is not UTF-8."))?;
+    let found = params.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value.to_owned());
+    found.ok_or_else(|| ApiError::new(Code::MalformedRequest, format!("The path has no {wanted}.")))
+}
+
+/// Parses a name from outside into its type.
+pub(crate) fn name(text: String, what: &str) -> Result<SqlName> {
+    SqlName::new(text).map_err(|error| ApiError::new(Code::InvalidName, format!("The {what} can't be: {error}.")))
+}
+
+/// `?schema=`, decoded here since the extractor of a handler's own query can't be asked twice.
+fn schema_param(parts: &Parts) -> Result<Option<String>> {
+    #[derive(serde::Deserialize)]
+    struct Query {
+        schema: Option<String>,
+    }
+    let query = axum::extract::Query::<Query>::try_from_uri(&parts.uri);
+    Ok(query.map_err(|_| ApiError::new(Code::MalformedRequest, "The query can't be read."))?.0.schema)
+}
+
+/// The client's word for a schema as its physical name: `public` (the default) is the project's main schema.
+pub(crate) fn physical_schema(project: &Project, word: Option<&str>) -> Result<SqlName> {
+    let Some(word) = word.filter(|word| *word != "public") else { return Ok(project.schema.clone()) };
+    if is_system(word) {
+        return Err(ApiError::new(Code::SystemSchemaNotSupported, "That schema belongs to the server or to us."));
+    }
+    let own = project.settings.schemas.iter().chain([&project.schema]).find(|schema| schema.as_str() == word);
+    own.cloned().ok_or_else(|| ApiError::new(Code::SchemaNotFound, "The project has no such schema."))
+}
+
+/// A physical schema as the client says it.
+pub(crate) fn schema_word<'a>(project: &Project, schema: &'a str) -> &'a str {
+    if schema == project.schema.as_str() { "public" } else { schema }
+}
+
+/// `pg_*`, `information_schema`, the platform's own and the source's bootstrap.
+pub(crate) fn is_system(schema: &str) -> bool {
+    schema.starts_with("pg_") || matches!(schema, "information_schema" | "aura" | "auth")
+}

@@ -1,0 +1,58 @@
+//! The OpenAPI document: what isn't at a handler.
+
+use utoipa::{
+    Modify, OpenApi,
+    openapi::{
+        self,
+        security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme},
+    },
+};
+
+use crate::routes;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "aura-realtime",
+        version = "1",
+        description = "Turns PostgreSQL tables into live, row-level-secure event streams.\n\nKeys are JSON web tokens, \
+                       sent as `apikey` or as `Authorization: Bearer` (which wins). Errors are \
+                       `application/problem+json` with a stable `code`.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0")
+    ),
+    tags(
+        (name = "tables", description = "Make a table live"),
+        (name = "projects", description = "Tenants"),
+        (name = "sources", description = "PostgreSQL servers"),
+        (name = "engines", description = "What reads a source's changes"),
+        (name = "service", description = "This process")
+    ),
+    components(schemas(aura_kit::problem::ProblemBody)),
+    modifiers(&Security)
+)]
+struct Base;
+
+struct Security;
+
+impl Modify for Security {
+    fn modify(&self, document: &mut openapi::OpenApi) {
+        let components = document.components.get_or_insert_default();
+        let key = SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("apikey")));
+        let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("JWT").build();
+        components.add_security_scheme("apikey", key);
+        components.add_security_scheme("bearer", SecurityScheme::Http(bearer));
+    }
+}
+
+/// Everything but the operations.
+pub(crate) fn base() -> openapi::OpenApi {
+    Base::openapi()
+}
+
+/// The document as `openapi/api.v1.json` has it: pretty-printed JSON, a newline at the end.
+///
+/// # Errors
+/// Serialising failed.
+pub fn document() -> Result<String, serde_json::Error> {
+    Ok(routes::document().to_pretty_json()? + "\n")
+}

@@ -1,0 +1,65 @@
+//! Routes. One exists only through its documented handler.
+
+mod docs;
+mod engines;
+mod projects;
+mod service;
+mod sources;
+mod tables;
+mod toggle;
+
+use aura_kit::Code;
+use axum::{
+    Router,
+    extract::{FromRequestParts, Query},
+    http::request::Parts,
+};
+use serde::de::DeserializeOwned;
+use utoipa::openapi::OpenApi;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use crate::{
+    error::{ApiError, Result},
+    openapi,
+    state::AppState,
+};
+
+/// Query parameters; what can't be read is 400 (unknown ones included).
+pub(crate) struct Params<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequestParts<AppState> for Params<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &AppState) -> Result<Self> {
+        let query = Query::<T>::try_from_uri(&parts.uri);
+        let unreadable = |_| ApiError::new(Code::MalformedRequest, "The query has unknown or unreadable parameters.");
+        Ok(Self(query.map_err(unreadable)?.0))
+    }
+}
+
+/// Everything, and the document that describes it.
+fn documented() -> OpenApiRouter<AppState> {
+    OpenApiRouter::with_openapi(openapi::base())
+        .routes(routes!(toggle::get_table_realtime, toggle::put_table_realtime, toggle::delete_table_realtime))
+        .routes(routes!(tables::list_tables))
+        .routes(routes!(projects::list_projects, projects::create_project))
+        .routes(routes!(projects::get_project))
+        .routes(routes!(sources::list_sources))
+        .routes(routes!(engines::list_engines))
+        .routes(routes!(engines::get_engine))
+        .routes(routes!(service::health))
+        .routes(routes!(service::ready))
+        .routes(routes!(service::metrics))
+        .routes(routes!(docs::openapi_json))
+}
+
+/// The router, with the pages for people that no client calls.
+pub(crate) fn router(state: AppState) -> Router {
+    let (router, document) = documented().split_for_parts();
+    router.merge(docs::pages()).with_state(state).merge(docs::reference(document))
+}
+
+/// The OpenAPI document.
+pub(crate) fn document() -> OpenApi {
+    documented().split_for_parts().1
+}

@@ -1,0 +1,92 @@
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use aura_bus::SharedBus;
+use aura_kit::Probes;
+use aura_store::Store;
+
+use crate::{
+    ApiDeps, Settings, probes,
+    source::Sources,
+    toggle::{Progress, TableLocks},
+};
+
+/// What handlers share.
+#[derive(Clone)]
+pub(crate) struct AppState {
+    inner: Arc<Inner>,
+    probes: Option<Probes>,
+}
+
+struct Inner {
+    store: Store,
+    bus: Option<SharedBus>,
+    settings: Settings,
+    sources: Sources,
+    locks: TableLocks,
+    progress: Progress,
+    draining: AtomicBool,
+}
+
+impl AppState {
+    pub(crate) fn new(deps: ApiDeps) -> Self {
+        let inner = Inner {
+            sources: Sources::new(deps.settings.source_connections),
+            store: deps.store,
+            bus: deps.bus,
+            settings: deps.settings,
+            locks: TableLocks::default(),
+            progress: Progress::default(),
+            draining: AtomicBool::new(false),
+        };
+        let state = Self { inner: Arc::new(inner), probes: None };
+        let probes = probes::of(&state);
+        Self { probes, ..state }
+    }
+
+    pub(crate) fn with_probes(self, probes: Probes) -> Self {
+        Self { probes: Some(probes), ..self }
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.inner.store
+    }
+
+    pub(crate) fn bus(&self) -> Option<&SharedBus> {
+        self.inner.bus.as_ref()
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.inner.settings
+    }
+
+    /// Connections to customers' databases.
+    pub(crate) fn sources(&self) -> &Sources {
+        &self.inner.sources
+    }
+
+    /// One writer per table in this process.
+    pub(crate) fn locks(&self) -> &TableLocks {
+        &self.inner.locks
+    }
+
+    /// News of the workers' progress.
+    pub(crate) fn progress(&self) -> &Progress {
+        &self.inner.progress
+    }
+
+    /// `None` if another recorder than ours is installed.
+    pub(crate) fn probes(&self) -> Option<&Probes> {
+        self.probes.as_ref()
+    }
+
+    pub(crate) fn drain(&self) {
+        self.inner.draining.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.inner.draining.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,16 @@
+//! The toggle: what PUT, GET and DELETE of a table's realtime state do (R-REG).
+
+mod change;
+mod locks;
+mod options;
+mod progress;
+mod reconcile;
+mod target;
+mod view;
+
+pub(crate) use change::{Answer, Change, show};
+pub(crate) use locks::TableLocks;
+pub(crate) use options::Options;
+pub(crate) use progress::Progress;
+pub(crate) use reconcile::reconcile;
+pub(crate) use view::{RegistrationView, Unregistered, etag, view};

@@ -1,0 +1,36 @@
+use aura_kit::Code;
+use aura_pgsource::admin::{Admin, TableInfo};
+
+use crate::{
+    access::TableService,
+    error::{ApiError, Result},
+};
+
+/// The table as it is now; 404 if there is none, 422 if it can't have a change stream (R-REG-4).
+pub(crate) async fn resolve(admin: &Admin, service: &TableService) -> Result<TableInfo> {
+    let info = find(admin, service).await?.ok_or_else(not_found)?;
+    check(&info)?;
+    Ok(info)
+}
+
+/// The relation of that name, whatever it is.
+pub(crate) async fn find(admin: &Admin, service: &TableService) -> Result<Option<TableInfo>> {
+    Ok(admin.table(service.schema(), service.table()).await?)
+}
+
+pub(crate) fn not_found() -> ApiError {
+    ApiError::new(Code::TableNotFound, "The schema has no table of that name; names are case-sensitive.")
+}
+
+fn check(info: &TableInfo) -> Result<()> {
+    let (code, detail) = match (info.kind, info.persistence) {
+        _ if info.is_system => (Code::SystemSchemaNotSupported, "It belongs to the server or to us."),
+        ('v' | 'm', _) => (Code::ViewNotSupported, "Enable the tables that the view reads."),
+        ('f', _) => (Code::ForeignTableNotSupported, "Its changes are in another server's log."),
+        ('r' | 'p', 't') => (Code::TemporaryTableNotSupported, "Only its session sees it."),
+        ('r' | 'p', 'u') => (Code::UnloggedTableNotSupported, "Make it logged with ALTER TABLE … SET LOGGED."),
+        ('r' | 'p', _) => return Ok(()),
+        _ => (Code::RelationNotSupported, "Only ordinary and partitioned tables have one."),
+    };
+    Err(ApiError::new(code, detail))
+}

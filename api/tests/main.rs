@@ -1,0 +1,8 @@
+//! The control plane on a real PostgreSQL, with a worker played by the test.
+
+mod document;
+mod harness;
+mod keys;
+mod projects;
+mod toggle;
+mod toggle_limits;

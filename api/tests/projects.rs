@@ -1,0 +1,92 @@
+//! Tenants.
+
+use anyhow::Result;
+use axum::http::{Method, StatusCode};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::harness::Platform;
+
+#[tokio::test]
+async fn create_answers_keys_once_and_makes_schema_and_roles() -> Result<()> {
+    let platform = Platform::start().await?;
+    let call = platform.call(Method::POST, "/v1/projects").key(&platform.platform_key);
+    let created = call.json(&json!({"name": "demo"})).send().await?;
+    assert_eq!(created.status, StatusCode::CREATED, "{}", created.body);
+    let id = created.body["id"].as_str().unwrap().to_owned();
+    assert_eq!(created.header("location"), format!("/v1/projects/{id}"));
+    assert_eq!(created.body["schema"], format!("project_{id}"));
+    let client = platform.postgres.client("app").await?;
+    let count = "select count(*) from pg_roles where rolname like 'p\\_' || $1 || '\\_%'";
+    let roles: i64 = client.query_one(count, &[&id]).await?.get(0);
+    assert!(roles >= 4, "anon, authenticated, service_role and the visibility login, not {roles}");
+    let shown = platform.call(Method::GET, &format!("/v1/projects/{id}")).key(&platform.platform_key).send().await?;
+    assert_eq!((shown.status, &shown.body["name"]), (StatusCode::OK, &json!("demo")));
+    for secret in ["anon_key", "service_role_key", "jwt_secret"] {
+        assert!(created.body[secret].is_string() && shown.body.get(secret).is_none(), "{secret}");
+    }
+    platform.stop().await
+}
+
+#[tokio::test]
+async fn create_refuses_what_is_taken_unknown_or_malformed() -> Result<()> {
+    let platform = Platform::start().await?;
+    platform.tenant("taken").await?;
+    let cases = [
+        (json!({"name": "taken"}), StatusCode::CONFLICT, "project_exists"),
+        (json!({"name": ""}), StatusCode::UNPROCESSABLE_ENTITY, "invalid_body"),
+        (json!({"name": "a\nb"}), StatusCode::UNPROCESSABLE_ENTITY, "invalid_body"),
+        (json!({"name": "a", "colour": 1}), StatusCode::UNPROCESSABLE_ENTITY, "invalid_body"),
+        (json!({}), StatusCode::UNPROCESSABLE_ENTITY, "invalid_body"),
+        (json!({"name": "a", "source": "nowhere"}), StatusCode::NOT_FOUND, "source_not_found"),
+        (json!({"name": "a", "schema": "x".repeat(64)}), StatusCode::UNPROCESSABLE_ENTITY, "invalid_name"),
+        (json!({"name": "a", "schema": "pg_x"}), StatusCode::UNPROCESSABLE_ENTITY, "system_schema_not_supported"),
+    ];
+    for (body, status, code) in cases {
+        let call = platform.call(Method::POST, "/v1/projects").key(&platform.platform_key).json(&body);
+        let reply = call.send().await?;
+        assert_eq!((reply.status, reply.code()), (status, code), "{body}");
+    }
+    let create = |name: &str| json!({"name": name, "schema": "mine"});
+    let first = platform.call(Method::POST, "/v1/projects").key(&platform.platform_key).json(&create("a"));
+    assert_eq!(first.send().await?.status, StatusCode::CREATED);
+    let second = platform.call(Method::POST, "/v1/projects").key(&platform.platform_key).json(&create("b"));
+    assert_eq!(second.send().await?.code(), "schema_taken");
+    platform.stop().await
+}
+
+#[tokio::test]
+async fn lists_are_paged_and_unknown_ids_are_404() -> Result<()> {
+    let platform = Platform::start().await?;
+    for name in ["a", "b", "c"] {
+        platform.tenant(name).await?;
+    }
+    let get = |path: String| platform.call(Method::GET, &path).key(&platform.platform_key).send();
+    let mut seen = Vec::new();
+    let mut cursor = String::new();
+    loop {
+        let page = get(format!("/v1/projects?limit=2{cursor}")).await?;
+        assert_eq!(page.status, StatusCode::OK, "{}", page.body);
+        seen.extend(page.body["items"].as_array().unwrap().iter().map(|item| item["name"].to_string()));
+        let Some(next) = page.body["next_cursor"].as_str() else { break };
+        cursor = format!("&cursor={next}");
+    }
+    seen.sort();
+    assert_eq!(seen, ["\"a\"", "\"b\"", "\"c\""]);
+    for bad in ["limit=0", "limit=1001", "cursor=%21"] {
+        assert_eq!(get(format!("/v1/projects?{bad}")).await?.code(), "invalid_parameter", "{bad}");
+    }
+    assert_eq!(get("/v1/projects?colour=1".to_owned()).await?.code(), "malformed_request");
+    for id in [Uuid::new_v4().to_string(), "x".to_owned()] {
+        assert_eq!(get(format!("/v1/projects/{id}")).await?.code(), "project_not_found");
+    }
+    let engines = get("/v1/engines".to_owned()).await?;
+    assert_eq!(engines.body["items"][0]["state"], "stopped");
+    let (by_name, by_id) = (get("/v1/engines/shared".to_owned()).await?, engines.body["items"][0]["source"].clone());
+    assert_eq!(by_name.body["source"], by_id);
+    assert_eq!(get("/v1/engines/nowhere".to_owned()).await?.code(), "source_not_found");
+    let sources = get("/v1/sources".to_owned()).await?;
+    assert_eq!(sources.body["items"][0]["name"], "shared");
+    assert!(!sources.body.to_string().contains("postgres://"), "URLs hold passwords");
+    platform.stop().await
+}

@@ -1,0 +1,319 @@
+//! What PUT, GET and DELETE of a table's realtime state do.
+
+use anyhow::Result;
+use axum::http::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use crate::harness::{Platform, Reply, Tenant, toggle};
+
+async fn put(platform: &Platform, tenant: &Tenant, table: &str, enabled: bool) -> Result<Reply> {
+    let call = platform.call(Method::PUT, &toggle(tenant, table)).key(&tenant.service);
+    call.json(&json!({"enabled": enabled})).send().await
+}
+
+async fn get(platform: &Platform, tenant: &Tenant, table: &str) -> Result<Reply> {
+    platform.call(Method::GET, &toggle(tenant, table)).key(&tenant.service).send().await
+}
+
+async fn start(table: &str) -> Result<(Platform, Tenant)> {
+    let platform = Platform::start().await?;
+    let tenant = platform.tenant("demo").await?;
+    platform.sql(&format!("create table \"{}\".{table} (id int primary key, body text)", tenant.schema)).await?;
+    Ok((platform, tenant))
+}
+
+#[tokio::test]
+async fn put_answers_200_once_the_worker_covers_the_table() -> Result<()> {
+    let (platform, tenant) = start("messages").await?;
+    let before = get(&platform, &tenant, "messages").await?;
+    assert_eq!((before.status, &before.body["status"]), (StatusCode::OK, &json!("disabled")));
+    assert_eq!((&before.body["enabled"], &before.body["replica_identity"]), (&json!(false), &json!("default")));
+    platform.play_worker().await?;
+    let on = put(&platform, &tenant, "messages", true).await?;
+    assert_eq!((on.status, &on.body["status"]), (StatusCode::OK, &json!("active")), "{}", on.body);
+    assert_eq!(on.body["schema"], "public");
+    assert_eq!(on.body["replica_identity"], "full");
+    assert_eq!(on.body["rls"], json!({"enabled": false, "policies": 0}));
+    assert_eq!(on.body["warnings"][0]["code"], "rls_disabled");
+    assert!(on.body["active_since_lsn"].is_string() && on.body["updated_at"].is_string());
+    assert!(on.body["updated_by"].as_str().unwrap().ends_with(" service_role"));
+    assert_eq!(platform.replica_identity(&tenant, "messages").await?, 'f');
+    let shown = get(&platform, &tenant, "messages").await?;
+    assert_eq!((shown.body, shown.headers["etag"].clone()), (on.body, on.headers["etag"].clone()));
+    platform.stop().await
+}
+
+#[tokio::test]
+async fn put_answers_202_while_no_worker_covers_the_table() -> Result<()> {
+    let (platform, tenant) = start("messages").await?;
+    let call = platform.call(Method::PUT, &toggle(&tenant, "messages")).key(&tenant.service).header("prefer", "wait=0");
+    let reply = call.json(&json!({"enabled": true})).send().await?;
+    assert_eq!((reply.status, &reply.body["status"]), (StatusCode::ACCEPTED, &json!("pending")));
+    assert_eq!(reply.header("location"), toggle(&tenant, "messages"));
+    assert_eq!(reply.header("retry-after"), "1");
+    assert_eq!(reply.body["active_since_lsn"], Value::Null);
+    assert_eq!(platform.replica_identity(&tenant, "messages").await?, 'f', "the ALTER needs no worker");
+    platform.play_worker().await?;
+    assert_eq!(put(&platform, &tenant, "messages", true).await?.status, StatusCode::OK);
+    platform.stop().await
+}
+
+#[tokio::test]
+async fn delete_and_put_false_restore_the_identity_and_wait_for_the_engine() -> Result<()> {
+    let (platform, tenant) = start("messages").await?;
+    let index = format!(
+        "create unique index by_id on \"{0}\".messages (id); alter table \"{0}\".messages replica identity using index by_id",
+        tenant.schema
+    );
+    platform.sql(&index).await?;
+    let call = platform.call(Method::PUT, &toggle(&tenant, "messages")).key(&tenant.service).header("prefer", "wait=0");
+    call.json(&json!({"enabled": true})).send().await?;
+    assert_eq!(platform.replica_identity(&tenant, "messages").await?, 'f');
+    let call = platform.call(Method::DELETE, &toggle(&tenant, "messages")).key(&tenant.service);
+    let off = call.header("prefer", "wait=0").send().await?;
+    assert_eq!(
+        (off.status, &off.body["status"]),
+        (StatusCode::ACCEPTED, &json!("disabled")),
+        "no engine has applied it"
+    );
+    assert_eq!(platform.replica_identity(&tenant, "messages").await?, 'i');
+    platform.play_worker().await?;
+    for _ in 0..2 {
+        let again = put(&platform, &tenant, "messages", false).await?;
+        assert_eq!((again.status, &again.body["enabled"]), (StatusCode::OK, &json!(false)));
+    }
+    assert_eq!(platform.audited(&tenant, "table.disable").await?, 1, "a PUT that changes nothing isn't audited");
+    platform.stop().await
+}
+
+#[tokio::test]
+async fn an_identity_that_somebody_changed_meanwhile_is_left_alone() -> Result<()> {
+    let (platform, tenant) = start("messages").await?;
+    platform.play_worker().await?;
+    put(&platform, &tenant, "messages", true).await?;
+    platform.sql(&format!("alter table \"{}\".messages replica identity nothing", tenant.schema)).await?;
+    assert_eq!(put(&platform, &tenant, "messages", false).await?.status, StatusCode::OK);
+    assert_eq!(platform.replica_identity(&tenant, "messages").await?, 'n');
+    platform.stop().await
+}
+
+#[tokio::test]
+async fn r_reg_1_get_shows_drift_and_put_repairs_it() -> Result<()> {
+    let (platform, tenant) = start("messages").await?;
+    platform.play_worker().await?;
+    let first = put(&platform, &tenant, "messages", true).await?;
+    let lsn = first.body["active_since_lsn"].clone();
+    assert_eq!(first.body["drift"], false);
+    platform.sql(&format!("alter table \"{}\".messages replica identity default", tenant.schema)).await?;
+    let drifted = get(&platform, &tenant, "messages").await?;
+    assert_eq!((&drifted.body["drift"], &drifted.body["replica_identity"]), (&json!(true), &json!("default")));
+    assert_eq!(drifted.header("etag"), first.header("etag"), "nobody changed the desired state");
+    let repaired = put(&platform, &tenant, "messages", true).await?;
+    assert_eq!((repaired.status, &repaired.body["drift"]), (StatusCode::OK, &json!(false)));
+    assert_eq!(repaired.body["active_since_lsn"], lsn, "a repair doesn't move it");
+    assert_eq!(platform.replica_identity(&tenant, "messages").await?, 'f');
+    assert_eq!(platform.audited(&tenant, "table.repair").await?, 1);
+    assert_eq!(platform.audited(&tenant, "table.enable").await?, 1);
+    platform.stop().await
+}
+
+#[tokio::test]
+async fn r_reg_2_a_table_created_again_is_missing_until_it_is_enabled_again() -> Result<()> {
+    let (platform, tenant) = start("messages").await?;
+    platform.play_worker().await?;
+    put(&platform, &tenant, "messages", true).await?;
+    platform.sql(&format!("drop table \"{}\".messages", tenant.schema)).await?;
+    let dropped = get(&platform, &tenant, "messages").await?;
+    assert_eq!((&dropped.body["status"], &dropped.body["replica_identity"]), (&json!("missing"), &Value::Null));
+    platform.sql(&format!("create table \"{}\".messages (id int)", tenant.schema)).await?;
+    assert_eq!(get(&platform, &tenant, "messages").await?.body["status"], "missing");
+    let again = put(&platform, &tenant, "messages", true).await?;
+    assert_eq!((again.status, &again.body["status"]), (StatusCode::OK, &json!("active")));
+    platform.sql(&format!("drop table \"{}\".messages", tenant.schema)).await?;
+    assert_eq!(put(&platform, &tenant, "messages", true).await?.code(), "table_not_found");
+    assert_eq!(put(&platform, &tenant, "messages", false).await?.status, StatusCode::OK, "off works without the table");
+    platform.stop().await
+}
+
+#[tokio::test]
+async fn r_reg_5_any_legal_name_toggles() -> Result<()> {
+    let platform = Platform::start().await?;
+    let tenant = platform.tenant("demo").await?;
+    platform.play_worker().await?;
+    let long = "x".repeat(63);
+    for name in ["Orders", "we,ird. t'b*l", "quo\"te", "back\\slash", "select", &long, "🦀 crab", "a/b?c#d%20"] {
+        let quoted = name.replace('"', "\"\"");
+        platform.sql(&format!("create table \"{}\".\"{quoted}\" (id int primary key)", tenant.schema)).await?;
+        let on = put(&platform, &tenant, name, true).await?;
+        assert_eq!((on.status, on.body["table"].as_str()), (StatusCode::OK, Some(name)), "{}", on.body);
+        assert_eq!(platform.replica_identity(&tenant, name).await?, 'f', "{name}");
+        assert_eq!(put(&platform, &tenant, name, false).await?.status, StatusCode::OK, "{name}");
+        assert_eq!(platform.replica_identity(&tenant, name).await?, 'd', "{name}");
+    }
+    assert_eq!(put(&platform, &tenant, "orders", true).await?.code(), "table_not_found", "names are case-sensitive");
+    assert_eq!(put(&platform, &tenant, &"x".repeat(64), true).await?.code(), "invalid_name");
+    assert_eq!(put(&platform, &tenant, "a\0b", true).await?.code(), "invalid_name");
+    let path = format!("/v1/db/{}/schema/tables/%FF/realtime", tenant.id);
+    let reply = platform.call(Method::PUT, &path).key(&tenant.service).json(&json!({"enabled": true})).send().await?;
+    assert_eq!((reply.status, reply.code()), (StatusCode::BAD_REQUEST, "malformed_request"));
+    platform.stop().await
+}
+
+#[tokio::test]
+async fn r_reg_4_what_has_no_change_stream_is_422() -> Result<()> {
+    let (platform, tenant) = start("messages").await?;
+    let sql = "create view s.v as select 1; create materialized view s.m as select 1; create unlogged table s.u (i int);
+        create foreign data wrapper w; create server f foreign data wrapper w; create foreign table s.ft (i int) server f";
+    platform.sql(&sql.replace("s.", &format!("\"{}\".", tenant.schema))).await?;
+    let cases = [
+        ("v", "view_not_supported"),
+        ("m", "view_not_supported"),
+        ("u", "unlogged_table_not_supported"),
+        ("ft", "foreign_table_not_supported"),
+    ];
+    for (table, code) in cases {
+        let reply = put(&platform, &tenant, table, true).await?;
+        assert_eq!((reply.status, reply.code()), (StatusCode::UNPROCESSABLE_ENTITY, code), "{table}");
+    }
+    for (schema, status, code) in [
+        ("pg_catalog", StatusCode::UNPROCESSABLE_ENTITY, "system_schema_not_supported"),
+        ("auth", StatusCode::UNPROCESSABLE_ENTITY, "system_schema_not_supported"),
+        ("nowhere", StatusCode::NOT_FOUND, "schema_not_found"),
+    ] {
+        let path = format!("{}?schema={schema}", toggle(&tenant, "messages"));
+        let reply =
+            platform.call(Method::PUT, &path).key(&tenant.service).json(&json!({"enabled": true})).send().await?;
+        assert_eq!((reply.status, reply.code()), (status, code), "{schema}");
+    }
+    assert!(platform.store.registry(platform.source.id).await?.registrations.is_empty(), "no intent was written");
+    platform.stop().await
+}
+
+#[tokio::test]
+async fn r_reg_4_a_partitioned_table_gets_full_on_every_leaf() -> Result<()> {
+    let platform = Platform::start().await?;
+    let tenant = platform.tenant("demo").await?;
+    let sql = "create table s.root (id int) partition by range (id);
+        create table s.low partition of s.root for values from (0) to (10);
+        create table s.high partition of s.root for values from (10) to (20)";
+    platform.sql(&sql.replace("s.", &format!("\"{}\".", tenant.schema))).await?;
+    platform.play_worker().await?;
+    assert_eq!(put(&platform, &tenant, "root", true).await?.body["replica_identity"], "full");
+    for leaf in ["low", "high"] {
+        assert_eq!(platform.replica_identity(&tenant, leaf).await?, 'f');
+    }
+    platform.stop().await
+}
+
+#[tokio::test]
+async fn bodies_and_queries_are_checked_before_anything_runs() -> Result<()> {
+    let (platform, tenant) = start("messages").await?;
+    let path = toggle(&tenant, "messages");
+    let bodies = [
+        ("application/json", "{\"enabled\": true, \"x\": 1}", StatusCode::UNPROCESSABLE_ENTITY, "invalid_body"),
+        ("application/json", "{\"enabled\": \"yes\"}", StatusCode::UNPROCESSABLE_ENTITY, "invalid_body"),
+        ("application/json", "{}", StatusCode::UNPROCESSABLE_ENTITY, "invalid_body"),
+        ("application/json", "{\"enabled\":", StatusCode::BAD_REQUEST, "malformed_request"),
+        ("text/plain", "{\"enabled\": true}", StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
+    ];
+    for (content_type, body, status, code) in bodies {
+        let reply = platform.call(Method::PUT, &path).key(&tenant.service).text(content_type, body).send().await?;
+        assert_eq!((reply.status, reply.code()), (status, code), "{body}");
+        assert!(reply.body["request_id"].is_string() && reply.body["retryable"].is_boolean());
+    }
+    let huge = format!("{{\"enabled\": true, \"x\": \"{}\"}}", "x".repeat(2 << 20));
+    let reply = platform.call(Method::PUT, &path).key(&tenant.service).text("application/json", &huge).send().await?;
+    assert_eq!(reply.status, StatusCode::PAYLOAD_TOO_LARGE);
+    let reply = platform.call(Method::PUT, &format!("{path}?dryrun=true")).key(&tenant.service);
+    assert_eq!(reply.json(&json!({"enabled": true})).send().await?.code(), "malformed_request");
+    assert_eq!(platform.replica_identity(&tenant, "messages").await?, 'd');
+    platform.stop().await
+}
+
+#[tokio::test]
+async fn if_match_names_the_version_that_a_change_is_based_on() -> Result<()> {
+    let (platform, tenant) = start("messages").await?;
+    platform.play_worker().await?;
+    let off = get(&platform, &tenant, "messages").await?.header("etag").to_owned();
+    let put_if = |etag: String, enabled: bool| {
+        let call = platform.call(Method::PUT, &toggle(&tenant, "messages")).key(&tenant.service);
+        call.header("if-match", &etag).json(&json!({"enabled": enabled})).send()
+    };
+    let refused = put_if("\"other\"".to_owned(), true).await?;
+    assert_eq!((refused.status, refused.code()), (StatusCode::PRECONDITION_FAILED, "precondition_failed"));
+    assert_eq!(put_if("*".to_owned(), true).await?.status, StatusCode::PRECONDITION_FAILED, "nothing exists yet");
+    assert_eq!(platform.replica_identity(&tenant, "messages").await?, 'd');
+    let on = put_if(off.clone(), true).await?;
+    assert_eq!(on.status, StatusCode::OK);
+    assert_eq!(put_if(off, false).await?.status, StatusCode::PRECONDITION_FAILED, "somebody else was faster");
+    assert_eq!(put_if(on.header("etag").to_owned(), false).await?.status, StatusCode::OK);
+    platform.stop().await
+}
+
+#[tokio::test]
+async fn a_dry_run_shows_the_plan_and_does_nothing() -> Result<()> {
+    let (platform, tenant) = start("messages").await?;
+    let path = format!("{}?dry_run=true", toggle(&tenant, "messages"));
+    let dry = |enabled: bool| {
+        platform.call(Method::PUT, &path).key(&tenant.service).json(&json!({"enabled": enabled})).send()
+    };
+    let plan = dry(true).await?;
+    assert_eq!((plan.status, plan.body["plan"].as_array().unwrap().len()), (StatusCode::OK, 2), "{}", plan.body);
+    assert!(plan.body["plan"][1].as_str().unwrap().contains("REPLICA IDENTITY FULL"));
+    assert_eq!(platform.replica_identity(&tenant, "messages").await?, 'd');
+    assert!(platform.store.registry(platform.source.id).await?.registrations.is_empty());
+    platform.play_worker().await?;
+    put(&platform, &tenant, "messages", true).await?;
+    assert_eq!(dry(true).await?.body["plan"], json!([]), "nothing left to do");
+    assert_eq!(dry(false).await?.body["plan"].as_array().unwrap().len(), 2);
+    assert_eq!(platform.replica_identity(&tenant, "messages").await?, 'f');
+    platform.stop().await
+}
+
+#[tokio::test]
+async fn r_reg_7_warnings_name_what_to_look_at() -> Result<()> {
+    let platform = Platform::start().await?;
+    let tenant = platform.tenant("demo").await?;
+    let wide: String = (0..60).map(|n| format!(", c{n} int")).collect();
+    let sql = format!("create table s.bare (i int{wide}); alter table s.bare enable row level security");
+    platform.sql(&sql.replace("s.", &format!("\"{}\".", tenant.schema))).await?;
+    let reply = get(&platform, &tenant, "bare").await?;
+    let codes: Vec<_> =
+        reply.body["warnings"].as_array().unwrap().iter().map(|warning| warning["code"].clone()).collect();
+    assert_eq!(codes, ["rls_without_policy", "no_primary_key", "write_amplification"]);
+    platform.stop().await
+}
+
+#[tokio::test]
+async fn the_list_shows_all_tables_by_page_and_filter() -> Result<()> {
+    let platform = Platform::start().await?;
+    let tenant = platform.tenant("demo").await?;
+    platform.play_worker().await?;
+    for table in ["a", "b", "c", "Messages", "view_of"] {
+        platform.sql(&format!("create table \"{}\".\"{table}\" (id int primary key)", tenant.schema)).await?;
+    }
+    put(&platform, &tenant, "b", true).await?;
+    let list = |query: &str| {
+        let path = format!("/v1/db/{}/schema/tables?{query}", tenant.id);
+        platform.call(Method::GET, &path).key(&tenant.service).send()
+    };
+    let names = |reply: &Reply| {
+        let items = reply.body["items"].as_array().cloned().unwrap_or_default();
+        items.iter().map(|item| item["table"].as_str().unwrap_or_default().to_owned()).collect::<Vec<_>>()
+    };
+    let all = list("").await?;
+    assert_eq!(names(&all), ["Messages", "a", "b", "c", "view_of"], "{}", all.body);
+    assert_eq!((&all.body["next_cursor"], &all.body["items"][2]["status"]), (&Value::Null, &json!("active")));
+    assert_eq!(names(&list("enabled=true").await?), ["b"]);
+    assert_eq!(names(&list("q=ESS").await?), ["Messages"]);
+    let (mut seen, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let page = list(&format!("enabled=false&limit=2{cursor}")).await?;
+        seen.extend(names(&page));
+        let Some(next) = page.body["next_cursor"].as_str() else { break };
+        cursor = format!("&cursor={next}");
+    }
+    assert_eq!(seen, ["Messages", "a", "c", "view_of"]);
+    assert_eq!(list("schema=nowhere").await?.code(), "schema_not_found");
+    platform.stop().await
+}
