@@ -1,2 +1,63 @@
-/// x
-fn main() {}
+//! `make bench`: how far the product is from what PostgreSQL itself can do, measured in one run on one machine.
+//!
+//! Prints one JSON object per figure; `docs/benchmarks.md` holds recorded runs.
+
+mod latency;
+mod peer;
+mod throughput;
+
+use anyhow::Result;
+use clap::Parser;
+use serde_json::json;
+
+/// Latency and throughput next to `pg_recvlogical`.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Single-row transactions of the throughput figure.
+    #[arg(long, default_value_t = 200_000)]
+    rows: u32,
+    /// Rounds of the throughput figure; each runs the peer and the worker once.
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    /// Changes of the latency figure.
+    #[arg(long, default_value_t = 2_000)]
+    changes: u32,
+    /// Changes per second of the latency figure.
+    #[arg(long, default_value_t = 100)]
+    rate: u32,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let options = Options::parse();
+    show(&json!({"machine": machine()}));
+    show(&latency::run(options.changes, options.rate).await?);
+    show(&throughput::run(options.rows, options.rounds).await?);
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "the figures are the output")]
+fn show(figure: &serde_json::Value) {
+    println!("{figure}");
+}
+
+fn machine() -> serde_json::Value {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let model = read("/proc/cpuinfo").lines().find_map(|line| line.strip_prefix("model name").map(str::to_owned));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let load = read("/proc/loadavg").split(' ').next().unwrap_or_default().to_owned();
+    json!({"cpu": model.unwrap_or_default().trim_start_matches([':', ' ', '\t']), "cores": cores, "load": load})
+}
+
+/// Median, 99th percentile and largest of milliseconds.
+fn summary(mut values: Vec<f64>) -> serde_json::Value {
+    values.sort_by(f64::total_cmp);
+    let at = |share: f64| {
+        let last = values.len().saturating_sub(1);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index below the length")]
+        let index = (share * last as f64).round() as usize;
+        values.get(index).copied().unwrap_or(f64::NAN)
+    };
+    let round = |value: f64| (value * 1000.0).round() / 1000.0;
+    json!({"p50_ms": round(at(0.5)), "p99_ms": round(at(0.99)), "max_ms": round(at(1.0)), "samples": values.len()})
+}

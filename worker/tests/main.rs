@@ -1,4 +1,6 @@
 //! The engine on real parts: PostgreSQL with wal2json, the platform database, a bus.
 
+#![allow(clippy::large_futures, reason = "a test runs once")]
+
 mod delivery;
 mod stage;

@@ -76,8 +76,16 @@ impl Intake {
         self.boundary
     }
 
-    /// Takes one log record.
-    pub(crate) fn data(&mut self, decoder: &mut Decoder, registry: &Registry, start: Lsn, end: Lsn, payload: &Bytes) {
+    /// Takes one log record; answers the table whose row could not be used.
+    pub(crate) fn data(
+        &mut self,
+        decoder: &mut Decoder,
+        registry: &Registry,
+        start: Lsn,
+        end: Lsn,
+        payload: &Bytes,
+    ) -> Option<Arc<RegisteredTable>> {
+        let mut lost = None;
         match decoder.decode(start, payload) {
             LogEvent::Begin { .. } => self.tracker.begin(),
             LogEvent::Change(change) => self.change(change, registry),
@@ -86,19 +94,28 @@ impl Intake {
                 self.boundary = self.boundary.max(end);
                 self.note_received(end);
             }
-            event @ LogEvent::Skipped { .. } => self.skip(event, start, payload.len()),
+            event @ LogEvent::Skipped { .. } => lost = self.skip(event, start, payload.len(), registry),
             // TRUNCATE isn't an event of clients (supabase-wire.md §3.1).
             LogEvent::Truncate(_) | LogEvent::Other => {}
         }
         self.note_received(end);
+        lost
     }
 
-    /// A record that can't be used: the stream goes on, counted and logged with its position (R-DEC-4).
-    pub(crate) fn skip(&mut self, event: LogEvent, start: Lsn, bytes: usize) {
-        let LogEvent::Skipped { reason, .. } = event else { return };
+    /// A record that can't be used: the stream goes on, counted and logged with its position (R-DEC-4). Its table's
+    /// subscribers have a gap.
+    pub(crate) fn skip(
+        &mut self,
+        event: LogEvent,
+        start: Lsn,
+        bytes: usize,
+        registry: &Registry,
+    ) -> Option<Arc<RegisteredTable>> {
+        let LogEvent::Skipped { reason, relation } = event else { return None };
         self.skipped += 1;
         metrics::counter!("cdc_skipped_rows_total", "reason" => reason.as_str()).increment(1);
         tracing::warn!(lsn = %start, reason = reason.as_str(), bytes, "a log record can't be used, skipped");
+        registry.table(relation.as_deref()?).cloned()
     }
 
     /// End of everything that was read.

@@ -1,7 +1,7 @@
 //! From rows to messages: find the subscribers, ask PostgreSQL what they may see, encode what they see, hand it to the bus.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
 };
@@ -12,6 +12,7 @@ use aura_pgsource::{
     RoleAccess, SourceError, TableCatalog,
     visibility::{CheckOutcome, CheckRequest, Identity as SourceIdentity, Verdict, VisibilityPool},
 };
+use aura_store::{RegistrationStatus, Store};
 use aura_wire::{ChangeEnvelope, GapEnvelope, GapReason};
 use futures_util::future::join_all;
 use serde_json::value::RawValue;
@@ -35,6 +36,7 @@ pub(crate) struct Judge {
     pub(crate) subscriptions: Arc<RwLock<SubscriptionIndex>>,
     /// Last `seq` of each project, for the leader's heartbeats.
     pub(crate) seqs: Arc<Mutex<HashMap<ProjectId, u64>>>,
+    pub(crate) store: Store,
     /// R-BIG-4: `min(max_event_bytes, max_payload)` less room for the envelope.
     pub(crate) max_event_bytes: usize,
 }
@@ -44,11 +46,13 @@ pub(crate) struct Lane {
     project: ProjectId,
     seq: u64,
     encoders: HashMap<u32, Encoder>,
+    /// Registrations that were found missing.
+    missing: HashSet<uuid::Uuid>,
 }
 
 impl Lane {
     pub(crate) fn new(project: ProjectId) -> Self {
-        Self { project, seq: 0, encoders: HashMap::new() }
+        Self { project, seq: 0, encoders: HashMap::new(), missing: HashSet::new() }
     }
 }
 
@@ -93,6 +97,9 @@ impl Judge {
             }
         }
         self.publish(&messages).await;
+        for (batch, _) in batches.iter().zip(&outcomes).filter(|(_, outcome)| !outcome.oid_matches) {
+            self.note_missing(lane, batch.table).await;
+        }
         self.seqs.lock().unwrap_or_else(PoisonError::into_inner).insert(lane.project, lane.seq);
     }
 
@@ -190,6 +197,18 @@ impl Judge {
             ids.dedup();
             metrics::counter!("cdc_policy_errors_total").increment(ids.len() as u64);
             messages.push(self.gap(batch.table.project.id, &positions, GapReason::PolicyError, table, Some(ids)));
+        }
+    }
+
+    /// R-REG-2: what stands under the name (or nothing) isn't the registered table. Told to the platform database once.
+    async fn note_missing(&self, lane: &mut Lane, table: &RegisteredTable) {
+        if !lane.missing.insert(table.registration) {
+            return;
+        }
+        let (status, reason) = (RegistrationStatus::Missing, Some("the registered table is gone"));
+        let marked = self.store.mark_status(self.source, self.epoch, table.registration, status, reason).await;
+        if let Err(error) = marked {
+            tracing::warn!(source = %self.source, %error, "missing table not noted");
         }
     }
 

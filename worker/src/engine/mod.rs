@@ -20,7 +20,7 @@ use std::{
 };
 
 use aura_bus::SharedBus;
-use aura_domain::{Epoch, Generation, WorkerId};
+use aura_domain::{Epoch, Generation, Lsn, WorkerId};
 use aura_lease::{Claim, LeaseBackend};
 use aura_pgsource::{Sockets, SourceUrl, slot as slot_names, visibility::VisibilityPool};
 use aura_store::{EngineState, Source, Store, StoreError};
@@ -104,9 +104,11 @@ async fn lead(
     }
     tracing::info!(source = %source.id, name = %source.name, %epoch, "leading");
     let loaded = loader::load(&deps.store, source.id).await?;
-    let engine_stop = CancellationToken::new();
+    let generation = deps.store.engine(source.id).await?.map_or(Generation(1), |engine| engine.generation);
     let engine = Engine::new(deps.clone(), source, epoch, lost, stop)?;
-    engine.drive(loaded, engine_stop).await;
+    // Fronts ask from now on; what is registered is known, even if the source can't be reached yet.
+    engine.registry.send_replace(Arc::new(Registry::new(&loaded, generation, Lsn::ZERO)));
+    engine.drive(loaded, CancellationToken::new()).await;
     Ok(())
 }
 
@@ -206,6 +208,7 @@ impl Engine {
             visibility: Arc::clone(&self.control.visibility),
             subscriptions: Arc::clone(&self.control.subscriptions),
             seqs: Arc::clone(&self.control.seqs),
+            store: self.deps.store.clone(),
             max_event_bytes: self.deps.settings.max_event_bytes.min(limit),
         }
     }
@@ -240,14 +243,14 @@ impl Engine {
     }
 
     /// Waits until the fronts that we know of have sent their subscriptions, at most 2 s (design §9). A process that has
-    /// just started knows of none yet and gives them a moment to answer.
+    /// just started knows of none yet and gives them a moment to answer. Who comes later announces a gap by itself.
     async fn hand_over(&self, mut ready: watch::Receiver<bool>) {
         let patience = if self.deps.fronts.any() { Duration::from_secs(2) } else { Duration::from_millis(300) };
         let complete = async {
             let _ = ready.wait_for(|ready| *ready).await;
             loop {
                 let expected = self.deps.fronts.with_subscriptions(self.source.id);
-                if expected > 0 && self.control.fronts() >= expected {
+                if self.deps.fronts.any() && self.control.fronts() >= expected {
                     return;
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;

@@ -6,9 +6,10 @@ use std::{
 };
 
 use aura_domain::{Generation, Lsn, ProjectId, Relation, SqlName};
-use aura_store::{Project, ProjectSecrets, Registration, RegistrationStatus, RegistrySnapshot};
+use aura_store::{Project, ProjectSecrets, Registration, RegistrationStatus};
 use secrecy::SecretString;
 
+use super::loader::Loaded;
 use crate::subs::index::TableKey;
 
 /// A project, as far as the engine needs it.
@@ -82,14 +83,10 @@ pub(crate) struct Registry {
 impl Registry {
     /// Takes what may be published: registrations whose ALTER has committed and that are neither blocked nor missing
     /// (R-HOLE-3), and disabled ones until the confirmed LSN has passed them (R-REG-8).
-    pub(crate) fn new(
-        snapshot: &RegistrySnapshot,
-        projects: HashMap<ProjectId, Arc<ProjectInfo>>,
-        generation: Generation,
-        confirmed: Lsn,
-    ) -> Self {
-        let mut registry = Self { revision: snapshot.revision, projects, ..Self::default() };
-        for registration in &snapshot.registrations {
+    pub(crate) fn new(loaded: &Loaded, generation: Generation, confirmed: Lsn) -> Self {
+        let (revision, projects) = (loaded.snapshot.revision, loaded.projects.clone());
+        let mut registry = Self { revision, projects, ..Self::default() };
+        for registration in &loaded.snapshot.registrations {
             let Some(project) = registry.projects.get(&registration.project) else { continue };
             if let Some(table) = registered(registration, project, generation, confirmed) {
                 let table = Arc::new(table);
@@ -113,6 +110,11 @@ impl Registry {
     /// All tables.
     pub(crate) fn tables(&self) -> impl Iterator<Item = &Arc<RegisteredTable>> {
         self.tables.values()
+    }
+
+    /// Whether the confirmed LSN has passed a disabled table, so that it can leave the filter.
+    pub(crate) fn can_shrink(&self, confirmed: Lsn) -> bool {
+        self.tables.values().any(|table| table.disabled_at.is_some_and(|disabled| disabled <= confirmed))
     }
 
     /// The names of the add-tables list.

@@ -2,13 +2,18 @@
 
 use std::{sync::Arc, time::Duration};
 
-use aura_domain::{Epoch, Lsn, SourceId};
-use aura_store::{NewGap, Store, StoreError};
+use aura_bus::{Headers, Message, Subject};
+use aura_domain::{Epoch, Lsn, ProjectId, SourceId};
+use aura_store::{EngineState, NewGap, Store, StoreError};
 use aura_wire::{GapEnvelope, GapReason};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Engine, loader::Loaded, registry::Registry};
+use super::{
+    Engine,
+    loader::Loaded,
+    registry::{RegisteredTable, Registry},
+};
 use crate::subs::control::Control;
 
 /// A registry that the stream covers from `from` on.
@@ -66,6 +71,7 @@ impl Reporter {
             self.store.mark_active(self.source, self.epoch, revision, &active).await?;
         }
         self.store.set_applied_revision(self.source, self.epoch, revision).await?;
+        self.store.set_engine_state(self.source, self.epoch, EngineState::Running, None).await?;
         self.control.announce_registry().await;
         Ok(())
     }
@@ -77,25 +83,19 @@ impl Engine {
         self.reports.send_replace(Some(Arc::new(Covered { registry: Arc::clone(registry), from })));
     }
 
+    /// A row of this table could not be used: its subscribers are told. Never waits.
+    pub(super) fn announce_undecodable(&self, table: Arc<RegisteredTable>) {
+        let control = Arc::clone(&self.control);
+        self.tasks.spawn(async move {
+            let names = [table.key.schema.clone(), table.key.table.clone()];
+            publish_gap(&control, table.key.project, GapReason::Undecodable, Some(vec![names])).await;
+        });
+    }
+
     /// Announces to every project of the source that changes may be missing up to now, and records it.
     pub(super) async fn announce_gap(&self, reason: GapReason, loaded: &Loaded) {
-        for project in loaded.projects.keys().copied() {
-            let gap = GapEnvelope {
-                v: 1,
-                project,
-                source: self.source.id,
-                from: None,
-                to: None,
-                reason,
-                tables: None,
-                sub_ids: None,
-            };
-            let mut message = aura_bus::Message::new(aura_bus::Subject::gap(project), gap.encode());
-            message.headers.source = Some(self.source.id);
-            message.headers.epoch = Some(self.epoch);
-            if let Err(error) = self.deps.bus.publish(message).await {
-                tracing::warn!(source = %self.source.id, %error, "gap not announced");
-            }
+        for project in loaded.projects.keys() {
+            publish_gap(&self.control, *project, reason, None).await;
         }
         let word = serde_json::to_value(reason).ok();
         let reason = word.as_ref().and_then(serde_json::Value::as_str).unwrap_or("unknown");
@@ -103,5 +103,16 @@ impl Engine {
         if let Err(error) = self.deps.store.record_gap(self.epoch, gap).await {
             tracing::warn!(source = %self.source.id, %error, "gap not recorded");
         }
+    }
+}
+
+/// Announces a gap of unknown extent up to now.
+async fn publish_gap(control: &Control, project: ProjectId, reason: GapReason, tables: Option<Vec<[String; 2]>>) {
+    let (source, epoch) = (control.source, control.epoch);
+    let gap = GapEnvelope { v: 1, project, source, from: None, to: None, reason, tables, sub_ids: None };
+    let mut message = Message::new(Subject::gap(project), gap.encode());
+    message.headers = Headers { origin: Some(control.origin.clone()), source: Some(source), epoch: Some(epoch) };
+    if let Err(error) = control.bus.publish(message).await {
+        tracing::warn!(%source, %error, "gap not announced");
     }
 }

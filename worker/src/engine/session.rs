@@ -52,6 +52,7 @@ pub(super) struct Session<'e> {
     engine: &'e Engine,
     loaded: watch::Receiver<Arc<Loaded>>,
     generation: Option<Generation>,
+    handed_over: bool,
     /// Debounce of filter changes (R-HOLE-3).
     refilter_after: Instant,
     /// Time from START to the first frame, of the last restart.
@@ -79,7 +80,7 @@ struct Stream {
 impl<'e> Session<'e> {
     pub(super) fn new(engine: &'e Engine, loaded: watch::Receiver<Arc<Loaded>>) -> Self {
         let refilter_after = Instant::now();
-        Self { engine, loaded, generation: None, refilter_after, restart_cost: Duration::ZERO }
+        Self { engine, loaded, generation: None, handed_over: false, refilter_after, restart_cost: Duration::ZERO }
     }
 
     /// Sessions, one after the other, until the engine is stopped.
@@ -130,7 +131,7 @@ impl<'e> Session<'e> {
         let generation = engine.generation(&identity, slot.created).await?;
         self.enter_generation(generation, intake).await;
         let start = self.start_position(&slot, generation, intake).await?.min(identity.wal_end.max(slot.confirmed));
-        if engine.control.fronts() == 0 {
+        if !std::mem::replace(&mut self.handed_over, true) {
             engine.hand_over(ready.clone()).await;
         }
         let registry = self.registry(generation, slot.confirmed);
@@ -202,7 +203,7 @@ impl<'e> Session<'e> {
 
     fn registry(&mut self, generation: Generation, confirmed: Lsn) -> Arc<Registry> {
         let loaded = Arc::clone(&self.loaded.borrow_and_update());
-        Arc::new(Registry::new(&loaded.snapshot, loaded.projects.clone(), generation, confirmed))
+        Arc::new(Registry::new(&loaded, generation, confirmed))
     }
 
     /// The plugin's options, and from which position on they cover the filter.
@@ -274,6 +275,10 @@ impl<'e> Session<'e> {
         if stream.saved.elapsed() >= SAVE_POSITION {
             stream.saved = Instant::now();
             self.save_position(stream).await?;
+            let confirmed = stream.feedback.flushed();
+            if stream.next.is_none() && stream.registry.can_shrink(confirmed) {
+                stream.next = Some(self.registry(self.generation.unwrap_or(Generation(1)), confirmed));
+            }
         }
         Ok(())
     }
@@ -300,7 +305,9 @@ impl<'e> Session<'e> {
     fn take(&mut self, stream: &mut Stream, intake: &mut Intake, message: StreamMessage) -> Result<(), EngineError> {
         let reached = match message {
             StreamMessage::Data { start, end, payload } => {
-                intake.data(&mut stream.decoder, &stream.registry, start, end, &payload);
+                if let Some(table) = intake.data(&mut stream.decoder, &stream.registry, start, end, &payload) {
+                    self.engine.announce_undecodable(table);
+                }
                 end.max(start)
             }
             StreamMessage::Keepalive { end, reply_requested } => {
@@ -311,7 +318,10 @@ impl<'e> Session<'e> {
                 end
             }
             StreamMessage::Oversize { start, bytes, prefix } => {
-                intake.skip(stream.decoder.oversize(&prefix), start, bytes);
+                let event = stream.decoder.oversize(&prefix);
+                if let Some(table) = intake.skip(event, start, bytes, &stream.registry) {
+                    self.engine.announce_undecodable(table);
+                }
                 start
             }
             StreamMessage::End => return Err(SourceError::Closed.into()),

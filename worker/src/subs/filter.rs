@@ -127,7 +127,7 @@ impl CompiledCondition {
     /// Whether the image fulfils it; NULL, absent and unchanged values don't (supabase-wire.md §3.6).
     pub(crate) fn matches(&self, image: &Image) -> bool {
         let Some(Value::Text(text)) = image.get(&self.column) else { return false };
-        self.equality.canonical(text).is_some_and(|value| self.values.iter().any(|wanted| *wanted == value))
+        self.equality.canonical(text).is_some_and(|value| self.values.contains(&value))
     }
 }
 
