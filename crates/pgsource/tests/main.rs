@@ -8,5 +8,6 @@ mod pgoutput;
 mod slots;
 mod stream;
 mod tenant;
+mod tls;
 mod transport;
 mod visibility;

@@ -2,7 +2,7 @@ use anyhow::{Context, Result};
 use aura_domain::{Change, Lsn, Value};
 use aura_pgsource::{Plugin, pgoutput_options, publication::sync_publication};
 
-use crate::lab::{Lab, PATIENCE, SLOT, Tail, relation, table};
+use crate::lab::{Lab, SLOT, Tail, relation, table};
 
 const WORK: &str = "
     insert into t values (1, repeat('x', 5000), true, '\\xdead', 1.10, array[1, null]);
@@ -85,6 +85,5 @@ async fn r_reg_6_a_table_that_is_refused_keeps_out_no_other() -> Result<()> {
     assert_eq!(again, Default::default());
     let none = sync_publication(&lab.sql, "p ub", &[]).await?;
     assert_eq!(none.dropped.len(), 2);
-    let _ = PATIENCE;
     Ok(())
 }

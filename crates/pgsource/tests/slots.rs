@@ -2,10 +2,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use aura_domain::{Epoch, SourceId};
-use aura_pgsource::{Plugin, ReplicationConnection, SourceError, SqlState, slot, wal2json_options};
+use aura_pgsource::{Plugin, ReplicationConnection, SourceError, SqlState, connect_sql, slot, wal2json_options};
 use aura_testkit::{Postgres, PostgresOptions};
 
-use crate::lab::{APP, Lab, PATIENCE, SLOT};
+use crate::lab::{APP, Lab, PATIENCE, SLOT, table};
 
 fn source() -> Result<SourceId> {
     Ok("0191d0a0-0000-7000-8000-000000000001".parse()?)
@@ -106,5 +106,44 @@ async fn a_second_reader_learns_that_the_slot_is_in_use() -> Result<()> {
     let error = second.err().context("two readers on one slot")?;
     assert_eq!(error.sqlstate(), Some(&SqlState::OBJECT_IN_USE));
     assert!(!error.is_connection_error());
+    Ok(())
+}
+
+#[tokio::test]
+async fn r_eng_4_a_walsender_that_is_blocked_writing_is_freed_by_terminating_twice() -> Result<()> {
+    let lab = Lab::start().await?;
+    lab.run("create table t (id int primary key, big text)").await?;
+    let created = lab.create_slot(Plugin::Wal2json).await?;
+    lab.run("insert into t select g, repeat('x', 100000) from generate_series(1, 400) g").await?;
+    // Nobody reads.
+    let _tail = lab.tail(created, &[table("public", "t")?]).await?;
+    aura_testkit::eventually(PATIENCE, || async {
+        let holder = slot::status(&lab.sql, SLOT).await.ok().flatten().and_then(|status| status.holder);
+        holder.and_then(|holder| holder.wait_event).as_deref() == Some("WalSenderWriteData")
+    })
+    .await?;
+    let ended = slot::terminate_older_epoch(&lab.sql, SLOT, source()?, Epoch(2)).await?;
+    assert!(ended.is_some());
+    assert!(slot::wait_inactive(&lab.sql, SLOT, PATIENCE).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn r_eng_5_shutdown_all_cuts_sql_connections_too() -> Result<()> {
+    let lab = Lab::start().await?;
+    let stuck = connect_sql(&lab.url, APP, Some(&lab.sockets), PATIENCE).await?;
+    let query = stuck.batch_execute("select pg_catalog.pg_sleep(600)");
+    let (outcome, running) = tokio::join!(query, async {
+        let sleeping = "select count(*) = 1 from pg_stat_activity where wait_event = 'PgSleep'";
+        let running = aura_testkit::eventually(PATIENCE, || async {
+            lab.sql.query_one(sleeping, &[]).await.is_ok_and(|row| row.get(0))
+        });
+        let running = running.await;
+        lab.sockets.shutdown_all();
+        running
+    });
+    running?;
+    assert!(SourceError::from(outcome.err().context("the query ended")?).is_connection_error());
+    tokio::time::timeout(PATIENCE, lab.sockets.closed()).await?;
     Ok(())
 }
