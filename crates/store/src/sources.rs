@@ -99,7 +99,7 @@ impl Store {
                 .bind(&new.name)
                 .fetch_optional(&mut *tx)
                 .await?;
-            let id = SourceId(known.unwrap_or_else(Uuid::now_v7));
+            let id = SourceId(known.unwrap_or_else(Uuid::new_v4));
             let row = self.write_source(&mut tx, id, &new).await?;
             sqlx::query("insert into aura.engines (source_id) values ($1) on conflict do nothing")
                 .bind(id.0)
