@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use aura_domain::{Lsn, Relation};
-use aura_pgsource::{Plugin, ReplicationConnection, SqlConnection, SqlState, connect_sql, publication, slot};
+use aura_pgsource::{Plugin, ReplicationConnection, SqlConnection, connect_sql, publication, slot};
 use aura_store::Plugin as Wanted;
 use tokio::time::timeout;
 
@@ -90,8 +90,7 @@ impl Engine {
         }
         match timeout(CREATE_PATIENCE, connection.create_slot(&self.source.slot_name, plugin)).await {
             Ok(Ok(lsn)) => Ok(lsn),
-            // 58P01: the library's file isn't there.
-            Ok(Err(error)) if error.sqlstate() == Some(&SqlState::UNDEFINED_FILE) => Err(EngineError::PluginMissing),
+            Ok(Err(error)) if error.is_plugin_unavailable() => Err(EngineError::PluginMissing),
             Ok(Err(error)) => Err(error.into()),
             Err(_) => Err(EngineError::WaitingForTransactions),
         }
