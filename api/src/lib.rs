@@ -38,12 +38,14 @@ pub struct Settings {
     pub platform_secret: SecretString,
     /// Connections per source that the api may open (admin URL).
     pub source_connections: usize,
+    /// Changing toggles that a project may make in a minute (R-HOLE-3).
+    pub toggles_per_minute: u32,
 }
 
 impl Settings {
     /// Settings with the defaults.
     pub fn new(platform_secret: SecretString) -> Self {
-        Self { platform_secret, source_connections: 4 }
+        Self { platform_secret, source_connections: 4, toggles_per_minute: 120 }
     }
 }
 

@@ -10,7 +10,7 @@ use aura_store::Store;
 use crate::{
     ApiDeps, Settings, probes,
     source::Sources,
-    toggle::{Progress, TableLocks},
+    toggle::{Progress, TableLocks, ToggleRate},
 };
 
 /// What handlers share.
@@ -26,6 +26,7 @@ struct Inner {
     settings: Settings,
     sources: Sources,
     locks: TableLocks,
+    rate: ToggleRate,
     progress: Progress,
     draining: AtomicBool,
 }
@@ -34,12 +35,13 @@ impl AppState {
     pub(crate) fn new(deps: ApiDeps) -> Self {
         let inner = Inner {
             sources: Sources::new(deps.settings.source_connections),
+            locks: TableLocks::default(),
+            rate: ToggleRate::new(deps.settings.toggles_per_minute),
+            progress: Progress::default(),
+            draining: AtomicBool::new(false),
             store: deps.store,
             bus: deps.bus,
             settings: deps.settings,
-            locks: TableLocks::default(),
-            progress: Progress::default(),
-            draining: AtomicBool::new(false),
         };
         let state = Self { inner: Arc::new(inner), probes: None };
         let probes = probes::of(&state);
@@ -70,6 +72,11 @@ impl AppState {
     /// One writer per table in this process.
     pub(crate) fn locks(&self) -> &TableLocks {
         &self.inner.locks
+    }
+
+    /// How often a project may change its toggles.
+    pub(crate) fn rate(&self) -> &ToggleRate {
+        &self.inner.rate
     }
 
     /// News of the workers' progress.

@@ -16,7 +16,7 @@ fn committed() -> PathBuf {
 }
 
 #[test]
-fn the_committed_document_is_fresh() -> Result<()> {
+fn the_committed_openapi_document_is_fresh() -> Result<()> {
     let fresh = aura_api::document()?;
     if std::env::var_os(UPDATE).is_some() {
         fs::write(committed(), &fresh)?;
@@ -27,7 +27,7 @@ fn the_committed_document_is_fresh() -> Result<()> {
 }
 
 #[test]
-fn the_document_is_openapi_3_1_and_complete() -> Result<()> {
+fn the_document_follows_openapi_3_1_and_complete() -> Result<()> {
     let document: Value = serde_json::from_str(&aura_api::document()?)?;
     assert_eq!(document["openapi"], "3.1.0");
     let mut ids = BTreeSet::new();

@@ -3,6 +3,7 @@
 mod document;
 mod harness;
 mod keys;
+mod process;
 mod projects;
 mod toggle;
 mod toggle_limits;

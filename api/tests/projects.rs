@@ -90,3 +90,22 @@ async fn lists_are_paged_and_unknown_ids_are_404() -> Result<()> {
     assert!(!sources.body.to_string().contains("postgres://"), "URLs hold passwords");
     platform.stop().await
 }
+
+#[tokio::test]
+async fn a_project_whose_set_up_failed_leaves_the_name_free() -> Result<()> {
+    let platform = Platform::start().await?;
+    platform
+        .sql(
+            "create function public.refuse() returns event_trigger language plpgsql as
+                 $$ begin raise exception 'no'; end $$;
+             create event trigger refuse on ddl_command_start when tag in ('CREATE SCHEMA', 'GRANT')
+                 execute function public.refuse()",
+        )
+        .await?;
+    let create = || platform.call(Method::POST, "/v1/projects").key(&platform.platform_key).json(&json!({"name": "a"}));
+    let refused = create().send().await?;
+    assert_eq!((refused.status, refused.code()), (StatusCode::BAD_GATEWAY, "source_error"), "{}", refused.body);
+    platform.sql("drop event trigger refuse").await?;
+    assert_eq!(create().send().await?.status, StatusCode::CREATED);
+    platform.stop().await
+}

@@ -34,7 +34,8 @@ async fn r_reg_3_a_lock_is_waited_for_3_s_and_its_holder_named() -> Result<()> {
     // A crowd: who queued behind the ALTER that gave up doesn't wait for 3 s of its own.
     let crowd = join_all((0..20).map(|_| put(&platform, &tenant, true))).await;
     let took = started.elapsed();
-    assert!(took < Duration::from_secs(6), "{took:?}");
+    // Twenty waits of 3 s in a row would be a minute; a loaded machine needs some of the rest.
+    assert!((Duration::from_secs(3)..Duration::from_secs(15)).contains(&took), "{took:?}");
     for reply in crowd {
         let reply = reply?;
         assert_eq!((reply.status, reply.code()), (StatusCode::SERVICE_UNAVAILABLE, "lock_timeout"));

@@ -1,6 +1,7 @@
-use aura_domain::{Epoch, Lsn, SourceId};
-use aura_kit::{Json, problem::ProblemBody};
-use aura_store::{Engine, Source};
+use aura_domain::{Epoch, Lsn, SourceId, WorkerId};
+use aura_kit::{Code, Json, Problem, problem::ProblemBody};
+use aura_lease::{Holder, LeaseBackend};
+use aura_store::{Engine, PostgresLease, Source};
 use axum::{
     extract::{FromRequestParts, State},
     http::request::Parts,
@@ -38,10 +39,23 @@ pub(crate) struct EngineView {
     generation: u32,
     /// `paused`, `lagging`, …
     conditions: Vec<String>,
+    /// Who runs it; null when nobody does.
+    lease: Option<LeaseView>,
     /// The slot.
     slot: SlotView,
     /// The running filter.
     filter: FilterView,
+}
+
+/// The lease of the worker that runs an engine.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = EngineLease)]
+struct LeaseView {
+    /// The worker.
+    #[schema(value_type = String)]
+    holder: WorkerId,
+    /// Until it expires, unless it is renewed before; 0 = expired.
+    remaining_ms: u64,
 }
 
 /// The replication slot.
@@ -130,6 +144,7 @@ pub(crate) async fn get_engine(
 async fn show(state: &AppState, source: Source) -> Result<EngineView> {
     let engine = state.store().engine(source.id).await?.ok_or_else(ApiError::source_not_found)?;
     let position = state.store().position(source.id).await?;
+    let lease = lease(state, source.id).await?;
     let Engine { source: id, desired, state, reason, since, epoch, generation, applied_revision } = engine;
     // A position of an older generation means nothing any more.
     let confirmed_lsn = position.filter(|(of, _)| *of == generation).map(|(_, lsn)| lsn);
@@ -142,7 +157,21 @@ async fn show(state: &AppState, source: Source) -> Result<EngineView> {
         epoch,
         generation: generation.0,
         conditions: Vec::new(),
+        lease,
         slot: SlotView { name: source.slot_name, confirmed_lsn },
         filter: FilterView { applied_revision },
     })
+}
+
+/// Who holds the source's lease. The platform database knows only its own: with another back end it is null.
+async fn lease(state: &AppState, source: SourceId) -> Result<Option<LeaseView>> {
+    let holder = PostgresLease::new(state.store()).holder(&format!("source-{source}")).await;
+    let unreadable = |error| {
+        tracing::warn!(%error, "lease");
+        ApiError::from(Problem::new(Code::PlatformUnavailable, "Try again in a moment.").retry_after(1))
+    };
+    Ok(holder.map_err(unreadable)?.map(|Holder { holder, remaining }| LeaseView {
+        holder,
+        remaining_ms: u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX),
+    }))
 }

@@ -170,7 +170,13 @@ pub(crate) async fn create_project(
     admin.bootstrap().await?;
     let created = state.store().create_project(new, platform.actor().as_str()).await?;
     let CreatedProject { project, secrets, .. } = &created;
-    admin.provision_project(project.id, &project.schema, &project.settings.roles, &secrets.visibility_password).await?;
+    let roles = &project.settings.roles;
+    let provisioned = admin.provision_project(project.id, &project.schema, roles, &secrets.visibility_password).await;
+    if let Err(error) = provisioned {
+        // Nobody knows its keys: a project that can't be reached would only hold the name.
+        state.store().discard_project(project.id, platform.actor().as_str()).await?;
+        return Err(error.into());
+    }
     admin.done();
     let location = format!("/v1/projects/{}", created.project.id);
     Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(keys(created)?)).into_response())

@@ -71,7 +71,7 @@ impl Change<'_> {
             return Err(ApiError::new(Code::PreconditionFailed, "GET it again; somebody else has changed it."));
         }
         let written = match (enabled, self.options.dry_run) {
-            (true, false) => self.turn_on(&admin).await?,
+            (true, false) => self.turn_on(&admin, known).await?,
             (false, false) => self.turn_off(&admin, known).await?,
             (true, true) => self.plan_on(&admin, known).await?,
             (false, true) => self.plan_off(&admin, known).await?,
@@ -81,9 +81,12 @@ impl Change<'_> {
     }
 
     /// Intent first, in a transaction of its own, then the ALTER (R-REG-3).
-    async fn turn_on(&self, admin: &AdminLease) -> Result<Written> {
+    async fn turn_on(&self, admin: &AdminLease, known: Option<Registration>) -> Result<Written> {
         let info = target::resolve(admin, self.service).await?;
         refuse_foreign_owner(&info)?;
+        if !is_settled(known.as_ref(), &info) {
+            self.state.rate().count(self.service.project().id)?;
+        }
         let store = self.state.store();
         let (identity, request) = (to_identity(&info), request_id::current());
         let intent = NewRegistration {
@@ -129,6 +132,7 @@ impl Change<'_> {
         let store = self.state.store();
         let actor = self.service.access().actor().as_str();
         let registration = if known.enabled {
+            self.state.rate().count(known.project)?;
             let lsn = admin.current_wal_insert_lsn().await?;
             let request = request_id::current();
             store.disable_table(self.service.reference(), lsn, actor, request.as_deref()).await?
@@ -242,6 +246,11 @@ impl Change<'_> {
         let view = if restored { answer.view } else { answer.view.with_warning("identity_not_restored", message) };
         Ok(Answer { view, ..answer })
     }
+}
+
+/// Whether a PUT of `enabled: true` has nothing to do.
+fn is_settled(known: Option<&Registration>, info: &TableInfo) -> bool {
+    known.is_some_and(|known| known.enabled && known.oid == info.oid && known.identity_set && info.is_full())
 }
 
 /// What [`Change::write`] did.

@@ -133,7 +133,7 @@ impl PlatformKeyArgs {
 pub struct ListenArgs {
     /// Something in front of us speaks TLS: allows production to listen on a public address.
     #[arg(long, env = "AURA_BEHIND_TLS", action = clap::ArgAction::Set, default_value_t = false, num_args = 0..=1,
-        default_missing_value = "true", value_name = "BOOL")]
+        default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new(), value_name = "BOOL")]
     pub behind_tls: bool,
 }
 

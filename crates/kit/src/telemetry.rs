@@ -1,6 +1,6 @@
 //! Logs to standard error and metrics for Prometheus.
 
-use std::sync::OnceLock;
+use std::{io::IsTerminal, sync::OnceLock};
 
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::{EnvFilter, fmt};
@@ -40,7 +40,8 @@ impl TelemetryArgs {
 
     /// Starts logging. A second start in one process (tests) changes nothing.
     pub(crate) fn start(&self, filter: EnvFilter) {
-        let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        let colours = std::io::stderr().is_terminal();
+        let builder = fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr);
         let started = match self.log_format {
             LogFormat::Text => builder.try_init(),
             LogFormat::Json => builder.json().flatten_event(true).try_init(),

@@ -226,6 +226,22 @@ impl Store {
             .project()
     }
 
+    /// Takes back a project whose set-up failed before anybody was told its keys. Its audit line stays, and one more.
+    pub async fn discard_project(&self, id: ProjectId, actor: &str) -> Result<(), StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            let query = sqlx::query_scalar::<_, String>("delete from aura.projects where id = $1 returning name");
+            if let Some(target) = query.bind(id.0).fetch_optional(&mut *tx).await? {
+                let (project, action, request_id) = (Some(id), "project.discard", None);
+                let entry = NewAudit { project, actor, action, target, before: None, after: None, request_id };
+                audit::append(&mut tx, entry).await?;
+                notify_projects(&mut tx, id).await?;
+            }
+            Ok(tx.commit().await?)
+        })
+        .await
+    }
+
     /// One living project.
     pub async fn project(&self, id: ProjectId) -> Result<Option<Project>, StoreError> {
         self.project_row(id).await?.map(ProjectRow::project).transpose()
