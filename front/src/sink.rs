@@ -102,13 +102,13 @@ fn push(version: Version, topic: &str, event: &str, payload: &[&str]) -> Frame {
     Frame::text(frame.encode(version))
 }
 
-/// A change for one channel: `data` is spliced, never read.
+/// A change for one channel: `data`, which holds the position, too, is spliced, never read.
 pub(crate) fn encode_change(format: Format, topic: &str, ids: &[u32], position: Position, data: &str) -> Frame {
     let Format::Socket(version) = format else {
         return sse_event(None, Some(position), data);
     };
     let ids: Vec<_> = ids.iter().map(u32::to_string).collect();
-    let head = format!(r#"{{"ids":[{}],"position":"{position}","data":"#, ids.join(","));
+    let head = format!(r#"{{"ids":[{}],"data":"#, ids.join(","));
     push(version, topic, "postgres_changes", &[&head, data, "}"])
 }
 
@@ -207,9 +207,7 @@ mod tests {
         let change = |format| encode_change(format, "realtime:r", &[1, 3], position, data);
         assert_eq!(
             text(&change(Format::Socket(Version::V2))),
-            format!(
-                r#"[null,null,"realtime:r","postgres_changes",{{"ids":[1,3],"position":"{position}","data":{data}}}]"#
-            )
+            format!(r#"[null,null,"realtime:r","postgres_changes",{{"ids":[1,3],"data":{data}}}]"#)
         );
         let v1 = change(Format::Socket(Version::V1));
         assert!(serde_json::from_str::<serde_json::Value>(text(&v1)).is_ok_and(|v| v["payload"]["ids"][1] == 3));

@@ -1,4 +1,7 @@
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Bound,
+};
 
 use aura_domain::{Epoch, FrontId, SubId};
 use aura_wire::control::{Exception, Reply, Request, Subscription};
@@ -6,6 +9,8 @@ use tokio::sync::watch;
 
 /// Largest chunk of a request in bytes, below the bus's payload limit with room to spare (design §9).
 const CHUNK_BYTES: usize = 256 << 10;
+/// Waiting bindings that are asked about again per heartbeat.
+const ASK_SOME: usize = 1000;
 
 /// What the leader said of a subscription.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +34,7 @@ pub(crate) struct SourceBook {
     rev: u64,
     acked_rev: u64,
     epoch: Option<Epoch>,
-    entries: HashMap<SubId, Entry>,
+    entries: BTreeMap<SubId, Entry>,
     /// To be joined or asked about again.
     asks: BTreeSet<SubId>,
     /// Without holders, to be left.
@@ -38,6 +43,8 @@ pub(crate) struct SourceBook {
     unanswered: Option<Step>,
     snapshot: Option<Snapshot>,
     next_ticket: u64,
+    /// Where [`Self::ask_some_again`] stopped.
+    cursor: SubId,
 }
 
 /// A snapshot that is due.
@@ -82,12 +89,13 @@ impl SourceBook {
             rev: 0,
             acked_rev: 0,
             epoch: None,
-            entries: HashMap::new(),
+            entries: BTreeMap::new(),
             asks: BTreeSet::new(),
             leaves: BTreeSet::new(),
             unanswered: None,
             snapshot: None,
             next_ticket: 0,
+            cursor: SubId(0),
         }
     }
 
@@ -129,12 +137,24 @@ impl SourceBook {
         self.asks.extend(waiting.map(|(sub_id, _)| *sub_id));
     }
 
+    /// The same for some of them, by turns: the leader may not have been able to tell.
+    pub(crate) fn ask_some_again(&mut self) {
+        let later = self.entries.range((Bound::Excluded(self.cursor), Bound::Unbounded));
+        let waiting = later.filter(|(_, entry)| matches!(*entry.status.borrow(), Status::Waiting(_)));
+        let some: Vec<_> = waiting.map(|(sub_id, _)| *sub_id).take(ASK_SOME).collect();
+        self.cursor = if some.len() < ASK_SOME { SubId(0) } else { some[ASK_SOME - 1] };
+        self.asks.extend(some);
+    }
+
     /// A leader begins to read and says which revisions it has.
     pub(crate) fn leader(&mut self, epoch: Epoch, fronts: &[(FrontId, u64)]) {
         if !self.note_epoch(epoch) {
             return;
         }
-        let listed = fronts.iter().any(|(front, rev)| *front == self.front && *rev == self.acked_rev);
+        // A leader that has the step on its way to it has more than we know.
+        let sent = self.unanswered.as_ref().map_or(self.acked_rev, |step| step.rev);
+        let current = |rev| rev == self.acked_rev || rev == sent;
+        let listed = fronts.iter().any(|(front, rev)| *front == self.front && current(*rev));
         if !listed && !self.entries.is_empty() {
             self.want_snapshot(true);
         }
@@ -296,4 +316,158 @@ fn size(subscription: &Subscription) -> usize {
         spec.schema.len() + spec.table.as_ref().map_or(0, String::len) + spec.filter.as_ref().map_or(0, String::len);
     // Claims are JSON inside a JSON string: every quote gets a backslash.
     texts + select + spec.role.len() + spec.claims.as_json().len() * 2 + 256
+}
+
+#[cfg(test)]
+mod tests {
+    use aura_domain::{Claims, EventFilter, Lsn, ProjectId, SubscriptionSpec};
+    use serde_json::json;
+
+    use super::*;
+
+    fn book() -> SourceBook {
+        SourceBook::new(FrontId("f".to_owned()))
+    }
+
+    fn subscription(id: u64) -> Subscription {
+        let spec = SubscriptionSpec {
+            project: ProjectId(uuid::Uuid::nil()),
+            schema: "public".to_owned(),
+            table: Some("t".to_owned()),
+            event: EventFilter::All,
+            filter: None,
+            select: None,
+            role: "anon".to_owned(),
+            claims: Claims::from_payload(&json!({})).expect("an object"),
+        };
+        Subscription { sub_id: SubId(id), twin: SubId(id + 1000), spec }
+    }
+
+    fn reply(exceptions: &[(u64, bool)]) -> Reply {
+        let exceptions = exceptions
+            .iter()
+            .map(|(id, fatal)| Exception { sub_id: SubId(*id), message: "no".to_owned(), fatal: *fatal })
+            .collect();
+        Reply { epoch: Epoch(1), since: Lsn(1), streaming: true, exceptions, want_snapshot: false }
+    }
+
+    /// Answers the next step with `reply` for each of its chunks.
+    fn step(book: &mut SourceBook, reply: &Reply) -> (Step, Effects) {
+        let step = book.next().expect("something to send");
+        let effects = book.answered(&step, &vec![reply.clone(); step.requests.len()]);
+        (step, effects)
+    }
+
+    #[test]
+    fn equal_subscriptions_share_one_entry_and_leave_with_the_last() {
+        let mut book = book();
+        let (ticket, status) = book.acquire(subscription(1));
+        let (again, _) = book.acquire(subscription(1));
+        assert_eq!(ticket, again);
+        let (join, _) = step(&mut book, &reply(&[]));
+        assert!(
+            matches!(&join.requests[..], [Request::Join { rev: 1, subscriptions, .. }] if subscriptions.len() == 1)
+        );
+        assert_eq!(*status.borrow(), Status::Live);
+        book.release(SubId(1), ticket);
+        assert_eq!(book.next(), None);
+        book.release(SubId(1), ticket);
+        let (leave, _) = step(&mut book, &reply(&[]));
+        assert!(matches!(&leave.requests[..], [Request::Leave { rev: 2, sub_ids, .. }] if sub_ids[..] == [SubId(1)]));
+        assert_eq!(book.state(), Some((2, 0)));
+    }
+
+    #[test]
+    fn an_unanswered_step_is_sent_again_with_its_revision() {
+        let mut book = book();
+        book.acquire(subscription(1));
+        let first = book.next();
+        book.acquire(subscription(2));
+        assert_eq!(book.next(), first, "the same again");
+        book.answered(&first.expect("a join"), &[reply(&[])]);
+        let (second, _) = step(&mut book, &reply(&[]));
+        assert!(
+            matches!(&second.requests[..], [Request::Join { rev: 2, subscriptions, .. }] if subscriptions.len() == 1)
+        );
+    }
+
+    #[test]
+    fn exceptions_wait_or_end() {
+        let mut book = book();
+        let (_, rejected) = book.acquire(subscription(1));
+        let (_, waiting) = book.acquire(subscription(2));
+        step(&mut book, &reply(&[(1, true), (2, false)]));
+        assert_eq!(*rejected.borrow(), Status::Rejected("no".to_owned()));
+        assert_eq!(*waiting.borrow(), Status::Waiting("no".to_owned()));
+        assert_eq!(book.state(), Some((1, 1)), "the leader forgot the rejected one");
+        book.ask_again();
+        step(&mut book, &reply(&[]));
+        assert_eq!(*waiting.borrow(), Status::Live);
+        book.ask_some_again();
+        assert_eq!(book.next(), None, "what lives isn't asked about");
+    }
+
+    #[test]
+    fn a_leader_without_our_revision_gets_a_snapshot_and_subscribers_a_gap() {
+        let mut book = book();
+        book.acquire(subscription(1));
+        step(&mut book, &reply(&[]));
+        book.leader(Epoch(2), &[(FrontId("f".to_owned()), 1)]);
+        assert_eq!(book.next(), None, "it has us");
+        book.leader(Epoch(3), &[(FrontId("f".to_owned()), 0)]);
+        let (snapshot, effects) = step(&mut book, &Reply { epoch: Epoch(3), ..reply(&[]) });
+        assert!(matches!(&snapshot.requests[..], [Request::Snapshot { rev: 2, part: 0, parts: 1, .. }]));
+        assert_eq!(effects, Effects { gap: true });
+        book.leader(Epoch(2), &[]);
+        assert_eq!(book.next(), None, "an old leader's word is nothing");
+    }
+
+    #[test]
+    fn a_snapshot_in_time_is_no_gap_and_replaces_what_was_on_its_way() {
+        let mut book = book();
+        let (ticket, _) = book.acquire(subscription(1));
+        step(&mut book, &reply(&[]));
+        book.acquire(subscription(2));
+        book.next().expect("a join that nobody answers");
+        book.release(SubId(1), ticket);
+        book.want_snapshot(false);
+        let sent = book.next().expect("a snapshot");
+        book.leader(Epoch(2), &[(FrontId("f".to_owned()), 3)]);
+        assert_eq!(book.next(), Some(sent.clone()), "the announcement overtook the answer");
+        let effects = book.answered(&sent, &[Reply { epoch: Epoch(2), ..reply(&[]) }]);
+        assert_eq!(effects, Effects::default());
+        let Request::Snapshot { subscriptions, .. } = &sent.requests[0] else { panic!("a snapshot") };
+        assert_eq!(subscriptions.iter().map(|s| s.sub_id).collect::<Vec<_>>(), [SubId(2)]);
+        assert_eq!(book.next(), None);
+    }
+
+    #[test]
+    fn a_leader_that_does_not_know_us_is_told_everything() {
+        let mut book = book();
+        book.acquire(subscription(1));
+        step(&mut book, &reply(&[]));
+        book.acquire(subscription(2));
+        step(&mut book, &Reply { want_snapshot: true, ..reply(&[]) });
+        let (snapshot, effects) = step(&mut book, &reply(&[]));
+        assert!(
+            matches!(&snapshot.requests[..], [Request::Snapshot { subscriptions, .. }] if subscriptions.len() == 2)
+        );
+        assert!(effects.gap, "the first one was live");
+    }
+
+    #[test]
+    fn snapshots_come_in_chunks_below_the_bus_limit() {
+        let mut book = book();
+        for id in 0..100 {
+            let mut wide = subscription(id);
+            wide.spec.filter = Some("x".repeat(10_000));
+            book.acquire(wide);
+        }
+        book.want_snapshot(false);
+        let (snapshot, _) = step(&mut book, &reply(&[]));
+        assert!(snapshot.requests.len() > 1);
+        for request in &snapshot.requests {
+            assert!(serde_json::to_vec(request).expect("JSON").len() <= CHUNK_BYTES);
+        }
+    }
 }

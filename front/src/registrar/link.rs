@@ -84,7 +84,7 @@ impl SourceLink {
         self.wake.notify_one();
     }
 
-    /// The bus was away: the leader hears everything again, and subscribers of the gap.
+    /// The bus or we were away: the leader hears everything again, and subscribers of the gap.
     pub(super) fn reconnected(&self) {
         *self.reconnected.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.book().want_snapshot(true);
@@ -115,6 +115,12 @@ impl SourceLink {
                 }
             }
         }
+        self.wake();
+    }
+
+    /// A heartbeat's turn: bindings that wait are asked about again.
+    pub(super) fn beat(&self) {
+        self.book().ask_some_again();
         self.wake();
     }
 

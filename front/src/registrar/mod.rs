@@ -29,6 +29,8 @@ use crate::hub::HubRunner;
 
 /// A leader that is silent for so long isn't known to stream: three heartbeats.
 const LEADER_SILENCE: Duration = Duration::from_secs(15);
+/// After so long without a heartbeat of ours (a stopped process, say) the leaders have forgotten us.
+const FORGOTTEN: Duration = Duration::from_secs(15);
 const SUBSCRIBE_TIMEOUT: Duration = Duration::from_secs(5);
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(250);
@@ -154,11 +156,19 @@ impl Registrar {
     async fn beat(&self) {
         let mut tick = interval(self.inner.heartbeat);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut last = Instant::now();
         loop {
             tick.tick().await;
-            self.publish_heartbeat(false).await;
             let now = Instant::now();
-            self.links().iter().for_each(|link| link.check_leader(now, LEADER_SILENCE));
+            for link in self.links() {
+                link.beat();
+                link.check_leader(now, LEADER_SILENCE);
+                if now.duration_since(last) > FORGOTTEN {
+                    link.reconnected();
+                }
+            }
+            last = now;
+            self.publish_heartbeat(false).await;
         }
     }
 
