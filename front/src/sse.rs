@@ -138,6 +138,8 @@ struct EventStream {
     deadline: i64,
     expires: i64,
     written: usize,
+    /// The first word on the binding was said.
+    opened: bool,
     ended: bool,
     /// Lets the drain wait for the stream.
     _tracked: TaskTrackerToken,
@@ -166,6 +168,7 @@ impl EventStream {
             deadline: clock::deadline(identity.expires),
             expires: identity.expires,
             written: 0,
+            opened: false,
             ended: false,
             _tracked: tracked,
         };
@@ -184,18 +187,19 @@ impl EventStream {
                 self.settling = Some(self.registration.live().boxed());
                 (false, message)
             }
-            Some(Settled::Rejected(message)) => {
-                self.outbox.close(0, "rejected");
-                (false, message)
-            }
+            Some(Settled::Rejected(message)) => return self.end(&message),
             None => {
                 self.settling = Some(self.registration.settled().boxed());
                 (false, self.registration.not_streaming())
             }
         };
         let system = self.sink.system("postgres_changes", ok, &message);
-        self.sink.send(system.clone());
-        self.sink.open([]);
+        if self.opened {
+            self.sink.send(system);
+        } else {
+            self.sink.open([system]);
+            self.opened = true;
+        }
     }
 
     /// The next bytes; `None` at the end.

@@ -65,7 +65,7 @@ async fn r_frt_1_a_binary_push_is_binary_for_version_2_and_text_for_version_1() 
 #[tokio::test]
 async fn broadcasts_cross_fronts_once() {
     let bus = Arc::new(MemoryBus::new());
-    let here = Rig::start_with(hasty(), bus.clone()).await;
+    let here = Rig::start_with(hasty(), Arc::<MemoryBus>::clone(&bus)).await;
     let there = Rig::start_with(hasty(), bus).await;
     let mut neighbour = member(&here, Version::V2, json!({})).await;
     let mut remote = member(&there, Version::V1, json!({})).await;
