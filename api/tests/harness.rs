@@ -109,12 +109,23 @@ impl Call<'_> {
 
 impl Platform {
     pub(crate) async fn start() -> Result<Self> {
+        Self::start_as(|_| None).await
+    }
+
+    /// The api's role in the source is no superuser: CREATEROLE and owner of the database, as the documentation asks.
+    pub(crate) async fn start_without_superuser() -> Result<Self> {
+        Self::start_as(|postgres| Some(postgres.url_as("aura_admin", "secret", "app"))).await
+    }
+
+    async fn start_as(admin_url: impl Fn(&Postgres) -> Option<String>) -> Result<Self> {
         let postgres = Postgres::start().await?;
         let url = postgres.create_database("platform").await?;
         let source_url = postgres.create_database("app").await?;
         migrate(&url).await?;
         let store = Store::connect(&url, MasterKey::new("a master key for tests, 32 bytes or more")?).await?;
-        let source = store.upsert_source(new_source(source_url)).await?;
+        let admin = "create role aura_admin login createrole password 'secret'; alter database app owner to aura_admin";
+        postgres.client("postgres").await?.batch_execute(admin).await?;
+        let source = store.upsert_source(new_source(source_url, admin_url(&postgres))).await?;
         let platform_secret = generate_secret();
         let platform_key = Minter::new(&platform_secret).platform_key(Duration::from_secs(3600))?;
         // The crowds of the tests are larger than a minute's share.
@@ -196,11 +207,11 @@ impl Platform {
     }
 }
 
-fn new_source(url: String) -> NewSource {
+fn new_source(url: String, admin_url: Option<String>) -> NewSource {
     NewSource {
         name: "shared".to_owned(),
         replication_url: url.into(),
-        admin_url: None,
+        admin_url: admin_url.map(Into::into),
         slot_name: None,
         plugin: Plugin::Auto,
     }

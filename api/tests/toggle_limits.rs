@@ -132,3 +132,24 @@ async fn an_unreachable_source_is_503_and_says_nothing_about_it() -> Result<()> 
     assert!(!reply.body.to_string().contains("app"), "{}", reply.body);
     platform.stop().await
 }
+
+#[tokio::test]
+async fn r_reg_4_without_superuser_own_tables_toggle_and_others_name_the_sql_for_their_owner() -> Result<()> {
+    let platform = Platform::start_without_superuser().await?;
+    platform.play_worker().await?;
+    let tenant = platform.tenant("demo").await?;
+    let foreign = "create role somebody; create table s.t (id int primary key); alter table s.t owner to somebody;
+        create table s.ours (id int); alter table s.ours owner to aura_admin";
+    platform.sql(&foreign.replace("s.", &format!("\"{}\".", tenant.schema))).await?;
+    let refused = put(&platform, &tenant, true).await?;
+    assert_eq!((refused.status, refused.code()), (StatusCode::CONFLICT, "not_table_owner"), "{}", refused.body);
+    assert!(platform.store.registry(platform.source.id).await?.registrations.is_empty(), "no intent was written");
+    platform.sql(refused.body["sql"].as_str().unwrap()).await?;
+    assert_eq!(put(&platform, &tenant, true).await?.status, StatusCode::OK, "what is FULL needs no ALTER");
+    assert_eq!(put(&platform, &tenant, false).await?.status, StatusCode::OK);
+    assert_eq!(platform.replica_identity(&tenant, "t").await?, 'f', "it was FULL before us");
+    let ours = platform.call(Method::PUT, &toggle(&tenant, "ours")).key(&tenant.service);
+    assert_eq!(ours.json(&json!({"enabled": true})).send().await?.status, StatusCode::OK);
+    assert_eq!(platform.replica_identity(&tenant, "ours").await?, 'f');
+    platform.stop().await
+}
