@@ -22,6 +22,8 @@ const FLIGHT_LIMIT: Duration = Duration::from_millis(3000);
 /// Identities asked in one round trip, and about how many bytes of images go with them.
 const CHUNK: usize = 64;
 const CHUNK_BYTES: usize = 4 << 20;
+/// The same when each is under a savepoint: fewer, since several may run into the time limit.
+const ISOLATED_CHUNK: usize = 16;
 /// Tries of one identity whose check ends in a serialization failure, a deadlock or a lost connection.
 const TRIES: usize = 3;
 
@@ -54,8 +56,14 @@ enum Together {
     Failed,
 }
 
-/// Who is still to be asked one by one: index and tries so far.
-type Left = Vec<(usize, usize)>;
+/// Somebody who is still to be asked under a savepoint.
+#[derive(Clone, Copy)]
+struct Waiting {
+    at: usize,
+    tries: usize,
+    /// In a round trip of his own, since one that he was in ended with the connection.
+    alone: bool,
+}
 
 impl Judge<'_> {
     /// Asks for everybody's verdict.
@@ -127,15 +135,16 @@ impl Judge<'_> {
         Ok(outcome.unwrap_or(Together::Good(answers)))
     }
 
-    /// Everybody under a savepoint and in a round trip of his own.
+    /// Everybody under a savepoint of his own.
     async fn one_by_one(&self) -> Result<Pass, SourceError> {
-        let mut left: Left = self.plan.to_ask().into_iter().rev().map(|at| (at, 0)).collect();
+        let waiting = |at| Waiting { at, tries: 0, alone: false };
+        let mut left: Vec<Waiting> = self.plan.to_ask().into_iter().rev().map(waiting).collect();
         let mut verdicts = Vec::new();
         while !left.is_empty() {
             let (session, pass) = match self.open().await {
                 Ok(opened) => opened,
                 Err(error) => {
-                    let left = left.into_iter().map(|(at, _)| at).collect();
+                    let left = left.into_iter().map(|waiting| waiting.at).collect();
                     return self.without_session(error, left, verdicts).await;
                 }
             };
@@ -161,33 +170,74 @@ impl Judge<'_> {
         Ok((session, pass))
     }
 
-    /// Asks one after the other until nobody is left or the connection is lost (false).
-    async fn drain(&self, session: &Session, left: &mut Left, verdicts: &mut Vec<(usize, Verdict)>) -> bool {
-        while let Some((at, tries)) = left.pop() {
-            if let Some(verdict) = self.circuit_opened(at) {
-                verdicts.push((at, verdict));
-                continue;
+    /// Asks until nobody is left or the connection is lost (false).
+    async fn drain(&self, session: &Session, left: &mut Vec<Waiting>, verdicts: &mut Vec<(usize, Verdict)>) -> bool {
+        while let Some(first) = left.pop() {
+            let mut few = vec![first];
+            while !first.alone && few.len() < ISOLATED_CHUNK.min(self.chunk_len()) {
+                match left.pop_if(|next| !next.alone) {
+                    Some(next) => few.push(next),
+                    None => break,
+                }
             }
-            let answer = self.isolated(session, at).await;
-            let lost = answer.as_ref().is_err_and(SourceError::is_connection_error);
-            if tries + 1 < TRIES && answer.as_ref().is_err_and(may_succeed_again) {
-                left.push((at, tries + 1));
-            } else {
-                verdicts.push((at, self.judged(at, answer)));
-            }
-            if lost {
+            few.retain(|waiting| match self.circuit_opened(waiting.at) {
+                Some(verdict) => {
+                    verdicts.push((waiting.at, verdict));
+                    false
+                }
+                None => true,
+            });
+            if !self.isolated(session, &few, left, verdicts).await {
                 return false;
             }
         }
         true
     }
 
-    async fn isolated(&self, session: &Session, at: usize) -> Result<Ordinals, SourceError> {
-        let mut steps = Vec::with_capacity(4);
-        steps.extend(self.ask(at, Step::Savepoint).into_iter().flatten());
-        steps.push(Step::RollbackTo);
-        let mut said = fly(&session.client, &steps, FLIGHT_LIMIT).await?.into_iter();
-        answer(&mut said)
+    /// One round trip for a few, each under a savepoint; whether the connection is still good.
+    async fn isolated(
+        &self,
+        session: &Session,
+        few: &[Waiting],
+        left: &mut Vec<Waiting>,
+        verdicts: &mut Vec<(usize, Verdict)>,
+    ) -> bool {
+        let mut steps = Vec::with_capacity(4 * few.len());
+        for waiting in few {
+            steps.extend(self.ask(waiting.at, Step::Savepoint).into_iter().flatten());
+            steps.push(Step::RollbackTo);
+        }
+        let mut said = match fly(&session.client, &steps, FLIGHT_LIMIT).await {
+            Ok(said) => said.into_iter(),
+            Err(late) => {
+                self.late(late, few, left, verdicts);
+                return false;
+            }
+        };
+        let mut good = true;
+        for waiting in few {
+            let answer = answer(&mut said);
+            let _rolled_back = said.next();
+            let lost = answer.as_ref().is_err_and(SourceError::is_connection_error);
+            // The first whose answer is missing is the likely cause, the others only follow.
+            let tries = waiting.tries + usize::from(good || !lost);
+            let again = answer.as_ref().is_err_and(may_succeed_again);
+            if again && (tries < TRIES || (lost && !waiting.alone)) {
+                left.push(Waiting { tries, alone: waiting.alone || lost, ..*waiting });
+            } else {
+                verdicts.push((waiting.at, self.judged(waiting.at, answer)));
+            }
+            good &= !lost;
+        }
+        good
+    }
+
+    /// A round trip took too long: by one's fault alone, or by one of several's.
+    fn late(&self, late: SourceError, few: &[Waiting], left: &mut Vec<Waiting>, verdicts: &mut Vec<(usize, Verdict)>) {
+        match few {
+            [one] => verdicts.push((one.at, self.judged(one.at, Err(late)))),
+            _ => left.extend(few.iter().rev().map(|waiting| Waiting { alone: true, ..*waiting })),
+        }
     }
 
     /// Ends the transaction and cleans the session; whether it can be used again.
