@@ -6,7 +6,7 @@ use serde_json::{Map, Value, value::RawValue};
 /// Longest texts of a binding, in bytes. PostgreSQL's names have 63; longer ones are answered as unknown by the worker.
 const NAME_BYTES: usize = 255;
 const FILTER_BYTES: usize = 16 << 10;
-const SELECT_COLUMNS: usize = 1600;
+const SELECT_BYTES: usize = 16 << 10;
 
 /// The payload of a `phx_join`.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -155,12 +155,13 @@ fn select(value: Option<&Value>) -> Result<Option<Vec<String>>, BindingError> {
         Some(Value::Array(list)) => list,
         Some(_) => return Err(BindingError::Select),
     };
-    if list.len() > SELECT_COLUMNS {
-        return Err(BindingError::TooLong);
-    }
     let names: Option<Vec<_>> = list.iter().map(|name| name.as_str().map(str::to_owned)).collect();
     let names = names.ok_or(BindingError::Select)?;
-    if names.iter().any(|name| name.len() > NAME_BYTES) { Err(BindingError::TooLong) } else { Ok(Some(names)) }
+    if names.iter().map(String::len).sum::<usize>() > SELECT_BYTES {
+        Err(BindingError::TooLong)
+    } else {
+        Ok(Some(names))
+    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ pub struct FrontSettings {
     pub front_id: FrontId,
     /// Longest wait of a join reply for its subscriptions; clients give up at 10 s.
     pub join_hold: Duration,
+    /// Clients of a live channel hear of an engine that doesn't stream after so long; a fail-over is shorter.
+    pub interruption: Duration,
     /// Bytes that may wait for one socket before it is closed as too slow.
     pub queue_bytes: usize,
     /// Largest frame that a client may send, in bytes.
@@ -32,6 +34,7 @@ impl Default for FrontSettings {
         Self {
             front_id: FrontId(format!("front-{}", uuid::Uuid::new_v4().simple())),
             join_hold: Duration::from_secs(8),
+            interruption: Duration::from_secs(10),
             queue_bytes: 1 << 20,
             frame_bytes: 256 << 10,
             channels: 100,

@@ -182,13 +182,17 @@ impl EventStream {
     /// Says how the binding stands, first of all at the start of the stream.
     fn settled(&mut self, settled: Option<Settled>) {
         let (ok, message) = match settled {
-            Some(Settled::Live) => (true, SUBSCRIBED.to_owned()),
+            Some(Settled::Live) => {
+                self.settling = Some(self.registration.interrupted(self.shared.settings.interruption).boxed());
+                (true, SUBSCRIBED.to_owned())
+            }
+            Some(Settled::Ended) => return,
             Some(Settled::Waiting(message)) => {
                 self.settling = Some(self.registration.live().boxed());
                 (false, message)
             }
             Some(Settled::Rejected(message)) => return self.end(&message),
-            None => {
+            None | Some(Settled::Interrupted) => {
                 self.settling = Some(self.registration.settled().boxed());
                 (false, self.registration.not_streaming())
             }

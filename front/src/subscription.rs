@@ -1,11 +1,12 @@
 //! The `postgres_changes` bindings of a channel or event stream, from what the client asked for to live.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use aura_domain::{SubIdKey, SubscriptionSpec};
 use aura_wire::control::Subscription;
 use futures_util::future;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     hub::{Bound, Hub, Route},
@@ -22,6 +23,8 @@ pub(crate) struct Registration {
     held: Vec<Held>,
     streaming: watch::Receiver<Streaming>,
     subscribed: watch::Receiver<bool>,
+    /// Ends whoever follows the registration.
+    alive: DropGuard,
 }
 
 /// How the bindings of a channel stand.
@@ -33,6 +36,10 @@ pub(crate) enum Settled {
     Waiting(String),
     /// One can never deliver; the text is for the client.
     Rejected(String),
+    /// The engine hasn't streamed for a while.
+    Interrupted,
+    /// The registration is gone.
+    Ended,
 }
 
 impl Registration {
@@ -59,43 +66,56 @@ impl Registration {
         let held =
             subscriptions.into_iter().map(|subscription| registrar.hold(identity.source, subscription)).collect();
         let streaming = registrar.streaming(identity.source);
-        Self { _bound: bound, held, streaming, subscribed: hub.subscribed() }
+        let alive = CancellationToken::new().drop_guard();
+        Self { _bound: bound, held, streaming, subscribed: hub.subscribed(), alive }
     }
 
-    /// Resolves when the leader has answered for all bindings and, if all are good, the engine streams. Independent of
-    /// the registration's life.
+    /// Resolves when the leader has answered for all bindings and, if all are good, the engine streams.
     pub(crate) fn settled(&self) -> impl Future<Output = Settled> + Send + use<> {
+        self.follow(|status| *status != Status::Pending)
+    }
+
+    /// Resolves when all bindings deliver and the engine streams, or one was rejected.
+    pub(crate) fn live(&self) -> impl Future<Output = Settled> + Send + use<> {
+        self.follow(|status| matches!(status, Status::Live | Status::Rejected(_)))
+    }
+
+    fn follow(&self, last: fn(&Status) -> bool) -> impl Future<Output = Settled> + Send + use<> {
         let statuses: Vec<_> = self.held.iter().map(Held::status).collect();
-        let (streaming, subscribed) = (self.streaming.clone(), self.subscribed.clone());
-        async move {
-            let answers =
-                future::join_all(statuses.into_iter().map(|status| decided(status, |s| *s != Status::Pending)));
-            match worst(answers.await) {
+        let (mut streaming, subscribed) = (self.streaming.clone(), self.subscribed.clone());
+        let settled = async move {
+            match worst(future::join_all(statuses.into_iter().map(|status| decided(status, last))).await) {
                 Settled::Live => {
                     decided(subscribed, |subscribed| *subscribed).await;
-                    decided(streaming, |streaming| *streaming == Streaming::Yes).await;
+                    becomes(&mut streaming, true).await;
                     Settled::Live
                 }
                 other => other,
             }
-        }
+        };
+        self.while_alive(settled)
     }
 
-    /// Resolves when all bindings deliver or one was rejected.
-    pub(crate) fn live(&self) -> impl Future<Output = Settled> + Send + use<> {
-        let statuses: Vec<_> = self.held.iter().map(Held::status).collect();
-        let streaming = self.streaming.clone();
-        async move {
-            let last = |status: &Status| matches!(status, Status::Live | Status::Rejected(_));
-            let answers = future::join_all(statuses.into_iter().map(|status| decided(status, last)));
-            match worst(answers.await) {
-                Settled::Live => {
-                    decided(streaming, |streaming| *streaming == Streaming::Yes).await;
-                    Settled::Live
+    /// Resolves when the engine has not streamed for `limit`.
+    pub(crate) fn interrupted(&self, limit: Duration) -> impl Future<Output = Settled> + Send + use<> {
+        let mut streaming = self.streaming.clone();
+        self.while_alive(async move {
+            loop {
+                becomes(&mut streaming, false).await;
+                if timeout(limit, becomes(&mut streaming, true)).await.is_err() {
+                    return Settled::Interrupted;
                 }
-                other => other,
             }
-        }
+        })
+    }
+
+    /// What follows a registration ends with it, or clients that join and leave would pile it up.
+    fn while_alive<F>(&self, outcome: F) -> impl Future<Output = Settled> + Send + use<F>
+    where
+        F: Future<Output = Settled> + Send,
+    {
+        let token = self.alive.token().clone();
+        async move { token.run_until_cancelled(outcome).await.unwrap_or(Settled::Ended) }
     }
 
     /// Why the engine doesn't stream, in a word for the client.
@@ -127,6 +147,13 @@ async fn decided<T: Clone>(mut receiver: watch::Receiver<T>, wanted: impl FnMut(
     match value {
         Ok(value) => value,
         Err(_) => future::pending().await,
+    }
+}
+
+/// Waits until the engine streams, or doesn't.
+async fn becomes(streaming: &mut watch::Receiver<Streaming>, wanted: bool) {
+    if streaming.wait_for(|streaming| (*streaming == Streaming::Yes) == wanted).await.is_err() {
+        future::pending::<()>().await;
     }
 }
 

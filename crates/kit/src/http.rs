@@ -8,6 +8,7 @@ use axum::{
     extract::{DefaultBodyLimit, Request},
     middleware::{self, Next},
     response::{IntoResponse, Response},
+    serve::ListenerExt,
 };
 use tokio::{net::TcpListener, time::Instant};
 use tower_http::catch_panic::CatchPanicLayer;
@@ -90,6 +91,8 @@ async fn log_request(request: Request, next: Next) -> Response {
 pub async fn serve(listener: TcpListener, router: Router, shutdown: &Shutdown) -> std::io::Result<()> {
     let stop = shutdown.token();
     let service = router.into_make_service_with_connect_info::<SocketAddr>();
+    // A message to a socket must not wait for the acknowledgement of the one before it.
+    let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
     let server = axum::serve(listener, service).with_graceful_shutdown(stop.cancelled_owned());
     tokio::select! {
         outcome = server => outcome,

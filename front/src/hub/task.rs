@@ -49,7 +49,8 @@ impl HubRunner {
         let hub = Arc::new(Hub::new(project, source));
         hubs.insert(project, Arc::clone(&hub));
         drop(hubs);
-        let task = HubTask { inner: Arc::clone(&self.inner), hub: Arc::clone(&hub) };
+        let prefix = format!("aura.realtime.{project}.");
+        let task = HubTask { inner: Arc::clone(&self.inner), hub: Arc::clone(&hub), prefix };
         self.inner.tracker.spawn(task.run());
         hub
     }
@@ -83,6 +84,8 @@ impl HubRunner {
 struct HubTask {
     inner: Arc<Inner>,
     hub: Arc<Hub>,
+    /// Of the project's subjects.
+    prefix: String,
 }
 
 impl HubTask {
@@ -154,12 +157,12 @@ impl HubTask {
     }
 
     fn message(&self, message: &Message) {
-        let subject = message.subject.as_str();
-        let prefix = format!("aura.realtime.{}.", self.hub.project);
-        let outcome = match subject.strip_prefix(&prefix).map(|rest| rest.split('.').collect::<Vec<_>>()).as_deref() {
-            Some(["changes", _, _]) => self.change(message),
-            Some(["gap"]) => self.gap(message),
-            Some(["channel", kind, topic]) => self.channel(message, kind, topic),
+        let rest = message.subject.as_str().strip_prefix(&self.prefix).unwrap_or_default();
+        let mut tokens = rest.split('.');
+        let outcome = match (tokens.next(), tokens.next(), tokens.next(), tokens.next()) {
+            (Some("changes"), Some(_), Some(_), None) => self.change(message),
+            (Some("gap"), None, ..) => self.gap(message),
+            (Some("channel"), Some(kind), Some(topic), None) => self.channel(message, kind, topic),
             _ => Err("unknown_subject"),
         };
         if let Err(reason) = outcome {

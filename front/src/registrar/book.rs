@@ -9,6 +9,8 @@ use tokio::sync::watch;
 
 /// Largest chunk of a request in bytes, below the bus's payload limit with room to spare (design §9).
 const CHUNK_BYTES: usize = 256 << 10;
+/// What a request has besides its subscriptions.
+const HEAD_BYTES: usize = 1 << 10;
 /// Waiting bindings that are asked about again per heartbeat.
 const ASK_SOME: usize = 1000;
 
@@ -57,6 +59,8 @@ struct Snapshot {
 #[derive(Debug)]
 struct Entry {
     subscription: Subscription,
+    /// Size of its JSON, exact: what a client can put in must not make a request that the bus refuses for ever.
+    bytes: usize,
     holders: usize,
     /// Tells this entry from an earlier one of the same id.
     ticket: u64,
@@ -110,7 +114,8 @@ impl SourceBook {
         let (status, receiver) = watch::channel(Status::Pending);
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        self.entries.insert(sub_id, Entry { subscription, holders: 1, ticket, acked: false, status });
+        let bytes = serde_json::to_vec(&subscription).map_or(0, |json| json.len() + 1);
+        self.entries.insert(sub_id, Entry { subscription, bytes, holders: 1, ticket, acked: false, status });
         self.asks.insert(sub_id);
         (ticket, receiver)
     }
@@ -213,13 +218,13 @@ impl SourceBook {
     fn join_step(&mut self) -> Option<Step> {
         let mut asked = Vec::new();
         let mut subscriptions = Vec::new();
-        let mut bytes = 0;
+        let mut bytes = HEAD_BYTES;
         while let Some(sub_id) = self.asks.first().copied() {
             let Some(entry) = self.entries.get(&sub_id) else {
                 self.asks.remove(&sub_id);
                 continue;
             };
-            bytes += size(&entry.subscription);
+            bytes += entry.bytes;
             if bytes > CHUNK_BYTES && !asked.is_empty() {
                 break;
             }
@@ -249,12 +254,12 @@ impl SourceBook {
 
     /// All subscriptions in chunks; at least one chunk, maybe empty.
     fn chunks(&self) -> Vec<Vec<Subscription>> {
-        let (mut chunks, mut bytes) = (vec![Vec::new()], 0);
+        let (mut chunks, mut bytes) = (vec![Vec::new()], HEAD_BYTES);
         for entry in self.entries.values() {
-            bytes += size(&entry.subscription);
+            bytes += entry.bytes;
             if bytes > CHUNK_BYTES && chunks.last().is_some_and(|chunk| !chunk.is_empty()) {
                 chunks.push(Vec::new());
-                bytes = size(&entry.subscription);
+                bytes = HEAD_BYTES + entry.bytes;
             }
             if let Some(chunk) = chunks.last_mut() {
                 chunk.push(entry.subscription.clone());
@@ -306,16 +311,6 @@ impl SourceBook {
             self.leaves.remove(&sub_id);
         }
     }
-}
-
-/// A subscription's share of a request in bytes, JSON's quotes and names roughly included.
-fn size(subscription: &Subscription) -> usize {
-    let spec = &subscription.spec;
-    let select: usize = spec.select.iter().flatten().map(|column| column.len() + 4).sum();
-    let texts =
-        spec.schema.len() + spec.table.as_ref().map_or(0, String::len) + spec.filter.as_ref().map_or(0, String::len);
-    // Claims are JSON inside a JSON string: every quote gets a backslash.
-    texts + select + spec.role.len() + spec.claims.as_json().len() * 2 + 256
 }
 
 #[cfg(test)]
@@ -460,7 +455,7 @@ mod tests {
         let mut book = book();
         for id in 0..100 {
             let mut wide = subscription(id);
-            wide.spec.filter = Some("x".repeat(10_000));
+            wide.spec.filter = Some("\u{1}".repeat(10_000));
             book.acquire(wide);
         }
         book.want_snapshot(false);

@@ -161,7 +161,11 @@ impl Session {
     fn registered(&self, channel: &mut Channel, settled: Option<Settled>) {
         let Some(registration) = &channel.registration else { return };
         match settled {
-            Some(Settled::Live) => channel.settle(self.version, true, SUBSCRIBED),
+            Some(Settled::Live) => {
+                self.follow(channel, registration.interrupted(self.shared.settings.interruption), None);
+                channel.settle(self.version, true, SUBSCRIBED);
+            }
+            Some(Settled::Ended) => {}
             Some(Settled::Rejected(message)) => {
                 // One bad binding fails the whole set, as in the original.
                 channel.registration = None;
@@ -171,7 +175,7 @@ impl Session {
                 self.follow(channel, registration.live(), None);
                 channel.settle(self.version, false, &message);
             }
-            None => {
+            None | Some(Settled::Interrupted) => {
                 self.follow(channel, registration.settled(), None);
                 let message = registration.not_streaming();
                 channel.settle(self.version, false, &message);

@@ -81,3 +81,24 @@ async fn a_binding_that_waits_is_asked_about_again_with_the_heartbeat() {
     rig.leader.state().exceptions.clear();
     assert_eq!(client.next().await.payload["message"], "Subscribed to PostgreSQL");
 }
+
+#[tokio::test]
+async fn r_eng_9_clients_hear_why_an_engine_stopped_and_when_it_streams_again() {
+    let rig = Rig::start_with(hasty(), Arc::new(MemoryBus::new())).await;
+    let mut client = rig.subscriber("t", "alice").await;
+    let beat = |streaming, reason: Option<&str>| Announcement::LeaderHeartbeat {
+        source: source(),
+        epoch: Epoch(1),
+        streaming,
+        reason: reason.map(str::to_owned),
+        seqs: vec![],
+    };
+    rig.leader.announce(&beat(false, Some("plugin_missing"))).await;
+    let system = client.next().await.payload;
+    assert_eq!((&system["status"], &system["message"]), (&json!("error"), &json!("not_streaming: plugin_missing")));
+    rig.leader.announce(&beat(true, None)).await;
+    assert_eq!(client.next().await.payload["message"], "Subscribed to PostgreSQL");
+    rig.leader.announce(&beat(false, None)).await;
+    rig.leader.announce(&beat(true, None)).await;
+    client.expect_nothing().await;
+}

@@ -7,6 +7,7 @@ mod client;
 mod failover;
 mod joins;
 mod leader;
+mod outage;
 mod rig;
 mod sockets;
 mod stored_projects;

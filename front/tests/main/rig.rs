@@ -152,5 +152,10 @@ pub(crate) fn change(seq: u64, at: u64, table: &str, allowed: &[SubId]) -> Messa
 
 /// Settings with short times.
 pub(crate) fn hasty() -> FrontSettings {
-    FrontSettings { join_hold: Duration::from_millis(300), heartbeat: Duration::from_millis(200), ..Default::default() }
+    FrontSettings {
+        join_hold: Duration::from_millis(300),
+        interruption: Duration::from_millis(300),
+        heartbeat: Duration::from_millis(200),
+        ..Default::default()
+    }
 }
