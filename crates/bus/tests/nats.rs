@@ -73,7 +73,8 @@ async fn r_ack_1_no_receipt_when_the_server_dies_between_publish_and_receipt() {
     }
 }
 
-#[tokio::test]
+/// On several threads: there the task that hears of errors may run after the receipt was seen.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r_ack_1_a_refused_message_fails_its_batch() {
     let config = r#"
         authorization { users = [{ user: worker, password: secret, permissions: {
@@ -81,7 +82,7 @@ async fn r_ack_1_a_refused_message_fails_its_batch() {
     let server = Nats::start_with(ServerOptions { configuration: vec![config.to_owned()] }).await.expect("nats-server");
     let url = server.url().replace("nats://", "nats://worker:secret@");
     let bus = NatsBus::connect(NatsOptions::new(url, "test")).await.expect("credentials come from the URL");
-    for round in 0..50 {
+    for round in 0..200 {
         let allowed = message("t.allowed.x", "1");
         bus.publish_batch(std::slice::from_ref(&allowed)).await.expect("received");
         let refused = bus.publish_batch(&[allowed.clone(), message("t.other", "2"), allowed]).await;

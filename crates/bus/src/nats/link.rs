@@ -1,10 +1,7 @@
 //! One connection, and what is known of it.
 
 use std::{
-    sync::{
-        Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -28,8 +25,8 @@ pub(super) struct Link {
     role: &'static str,
     /// False from a loss until the next connection. Told a little late: see [`Link::is_connected`].
     connected: watch::Sender<bool>,
-    /// Errors that the server reported on it.
-    errors: AtomicU64,
+    /// Number of errors that the server reported on it.
+    errors: watch::Sender<u64>,
     last_error: Mutex<String>,
     /// Of both connections.
     slow_consumer: Arc<watch::Sender<u64>>,
@@ -45,7 +42,7 @@ impl Link {
             client: OnceLock::new(),
             role,
             connected: watch::Sender::new(true),
-            errors: AtomicU64::new(0),
+            errors: watch::Sender::new(0),
             last_error: Mutex::default(),
             slow_consumer: Arc::clone(slow_consumer),
         });
@@ -94,7 +91,13 @@ impl Link {
     }
 
     pub(super) fn errors(&self) -> u64 {
-        self.errors.load(Ordering::SeqCst)
+        *self.errors.borrow()
+    }
+
+    /// Waits until there are more errors than `known`; false = none in time.
+    pub(super) async fn more_errors(&self, known: u64, patience: Duration) -> bool {
+        let mut errors = self.errors.subscribe();
+        matches!(timeout(patience, errors.wait_for(|errors| *errors != known)).await, Ok(Ok(_)))
     }
 
     pub(super) fn last_error(&self) -> String {
@@ -128,7 +131,7 @@ impl Link {
     fn note_error(&self, error: &str) {
         tracing::warn!(connection = self.role, error, "nats-server reported an error");
         error.clone_into(&mut self.last_error.lock().unwrap_or_else(PoisonError::into_inner));
-        self.errors.fetch_add(1, Ordering::SeqCst);
+        self.errors.send_modify(|errors| *errors += 1);
         if error.to_ascii_lowercase().contains("slow consumer") {
             self.slow_consumer.send_modify(|count| *count += 1);
         }

@@ -109,8 +109,11 @@ impl Publisher {
         if others.is_some_and(|bytes| PINGS.contains(&bytes)) && self.link.errors() == before.errors {
             return Ok(());
         }
-        tokio::time::sleep(ERROR_DELAY).await;
-        if self.link.errors() == before.errors { Err(BusError::Disconnected) } else { Err(self.refused()) }
+        if self.link.more_errors(before.errors, ERROR_DELAY).await {
+            Err(self.refused())
+        } else {
+            Err(BusError::Disconnected)
+        }
     }
 
     fn refused(&self) -> BusError {
