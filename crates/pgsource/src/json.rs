@@ -1,7 +1,7 @@
 //! A value's text form as JSON, the way `to_jsonb` shows the typed value (supabase-wire.md §3.2, R-DEC-2). Never fails
 //! and never writes anything but one JSON value: a text that isn't what its type promises becomes a string (R-DEC-4).
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, sync::Arc};
 
 use serde::de::IgnoredAny;
 
@@ -20,6 +20,7 @@ pub fn encode_value(out: &mut String, value: &str, ty: &TypeInfo) {
         JsonForm::Bytea => encode_string(out, value.strip_prefix("\\x").unwrap_or(value)),
         JsonForm::Array { element, delimiter } => encode_array(out, value, element, *delimiter),
         JsonForm::Vector { element } => encode_vector(out, value, element),
+        JsonForm::Composite { attributes } => encode_composite(out, value, attributes),
         JsonForm::Hstore => encode_hstore(out, value),
         JsonForm::Number | JsonForm::Json | JsonForm::Text => encode_string(out, value),
     }
@@ -193,6 +194,53 @@ fn unquote(text: &str) -> Option<(String, &str)> {
             '\\' => content.push(chars.next()?.1),
             _ => content.push(c),
         }
+    }
+    None
+}
+
+/// `(1,"a b",)` → `{"n":1,"t":"a b","nothing":null}`; a string if it has other fields than the type has attributes.
+fn encode_composite(out: &mut String, value: &str, attributes: &[(Arc<str>, Arc<TypeInfo>)]) {
+    let start = out.len();
+    if composite_object(out, value, attributes).is_none() {
+        out.truncate(start);
+        encode_string(out, value);
+    }
+}
+
+fn composite_object(out: &mut String, value: &str, attributes: &[(Arc<str>, Arc<TypeInfo>)]) -> Option<()> {
+    let mut rest = value.strip_prefix('(')?;
+    out.push('{');
+    for (n, (name, ty)) in attributes.iter().enumerate() {
+        if n > 0 {
+            out.push(',');
+            rest = rest.strip_prefix(',')?;
+        }
+        encode_string(out, name);
+        out.push(':');
+        let (field, after) = record_field(rest)?;
+        match field {
+            Some(text) => encode_value(out, &text, ty),
+            None => out.push_str("null"),
+        }
+        rest = after;
+    }
+    out.push('}');
+    (rest == ")").then_some(())
+}
+
+/// A field of a row's text form and what follows it; `None` inside: null. Quotes may be doubled or escaped.
+fn record_field(text: &str) -> Option<(Option<String>, &str)> {
+    let (mut content, mut quoted, mut any) = (String::new(), false, false);
+    let mut chars = text.char_indices().peekable();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            ',' | ')' if !quoted => return Some((any.then_some(content), &text[at..])),
+            '"' if quoted && chars.next_if(|(_, next)| *next == '"').is_some() => content.push('"'),
+            '"' => quoted = !quoted,
+            '\\' => content.push(chars.next()?.1),
+            _ => content.push(c),
+        }
+        any = true;
     }
     None
 }

@@ -44,6 +44,11 @@ pub enum JsonForm {
         /// Type of the elements.
         element: Arc<TypeInfo>,
     },
+    /// A composite type: an object of its attributes, in order.
+    Composite {
+        /// Name and type of each.
+        attributes: Vec<(Arc<str>, Arc<TypeInfo>)>,
+    },
     /// `hstore`: an object of strings and nulls.
     Hstore,
     /// Everything else: its text form as a string.

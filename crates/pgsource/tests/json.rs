@@ -67,6 +67,9 @@ const SAMPLES: &[(&str, &[&str])] = &[
     ("shop.positive", &["7"]),
     ("shop.nested", &["{1,2}"]),
     ("shop.positive[]", &["{1,NULL}"]),
+    ("shop.pair", &["(1,\"a \"\"b\"\" \\\\ (c),\",\"{1,NULL}\")", "(,,)", "(7,\"\",)"]),
+    ("shop.outer", &["(\"(1,\"\"x y\"\",\"\"{2}\"\")\",\"2024-01-02 03:04:05+00\")"]),
+    ("shop.pair[]", &["{\"(1,x,)\",NULL}"]),
     ("shop.hstore", &["\"a\"=>\"1\", \"b\"=>NULL, \"c\\\"\"=>\"\\\\\"", ""]),
 ];
 
@@ -76,7 +79,10 @@ async fn r_dec_2_every_type_reads_as_to_jsonb_shows_it() -> Result<()> {
     tenants
         .run(
             "create type shop.mood as enum ('ok', 'so \"so\"');
-             create domain shop.positive as int check (value > 0); create domain shop.nested as shop.positive[]",
+             create domain shop.positive as int check (value > 0); create domain shop.nested as shop.positive[];
+             create type shop.pair as (n shop.positive, \"a \"\"name\" text, gone text, l int[]);
+             alter type shop.pair drop attribute gone;
+             create type shop.outer as (p shop.pair, t timestamptz)",
         )
         .await?;
     tenants.superuser.batch_execute("create extension hstore schema shop").await.ok();

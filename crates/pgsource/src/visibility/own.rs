@@ -203,6 +203,8 @@ struct TypeRow {
     element: u32,
     delimiter: char,
     hstore: bool,
+    /// Of a composite: name and type.
+    attributes: Option<Vec<(Arc<str>, u32)>>,
 }
 
 impl TypeRow {
@@ -219,11 +221,17 @@ impl TypeRow {
             element: oid(3)?,
             delimiter: delimiter.chars().next().unwrap_or(','),
             hstore: row.try_get(5)?,
+            attributes: row.try_get::<_, Option<Vec<String>>>(6)?.map(attributes).transpose()?,
         })
     }
 }
 
-/// Deeper nesting of domains and arrays is shown as text.
+fn attributes(texts: Vec<String>) -> Result<Vec<(Arc<str>, u32)>, SourceError> {
+    let parsed = texts.iter().map(|json| serde_json::from_str(json)).collect::<Result<_, _>>();
+    parsed.map_err(|_| SourceError::Protocol("an attribute that can't be read"))
+}
+
+/// Deeper nesting is shown as text.
 const MAX_TYPE_DEPTH: usize = 16;
 
 fn build_type(oid: u32, rows: &HashMap<u32, TypeRow>, depth: usize) -> Option<Arc<TypeInfo>> {
@@ -235,6 +243,12 @@ fn build_type(oid: u32, rows: &HashMap<u32, TypeRow>, depth: usize) -> Option<Ar
         return Some(TypeInfo::text(oid, &row.name));
     }
     let part = |oid| build_type(oid, rows, depth + 1);
+    if let Some(attributes) = &row.attributes {
+        let attribute = |(name, oid): &(Arc<str>, u32)| Some((Arc::clone(name), part(*oid)?));
+        let attributes = attributes.iter().map(attribute).collect::<Option<Vec<_>>>()?;
+        let (name, form) = (row.name.as_str().into(), JsonForm::Composite { attributes });
+        return Some(Arc::new(TypeInfo { oid, name, base_oid: oid, form }));
+    }
     let (base_oid, form) = match (row.base, row.element) {
         (0, 0) if row.hstore => (oid, JsonForm::Hstore),
         (0, 0) => (oid, JsonForm::Text),
