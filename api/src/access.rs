@@ -45,12 +45,12 @@ impl FromRequestParts<AppState> for ProjectService {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self> {
-        let (project, verified) = match authenticate(&parts.headers, state).await? {
+        // An id that isn't one is as unknown as any other.
+        let wanted = path_param(parts, state, "project").await?.parse::<ProjectId>().ok();
+        let (project, verified) = match authenticate(&parts.headers, state, wanted).await? {
             Caller::Project(project, verified) => (project, verified),
             Caller::Platform => return Err(forbidden("a service_role key of the project")),
         };
-        // An id that isn't one is as unknown as any other.
-        let wanted = path_param(parts, state, "project").await?.parse::<ProjectId>().ok();
         if wanted != Some(project.id) {
             return Err(ApiError::project_not_found());
         }
@@ -120,7 +120,7 @@ impl FromRequestParts<AppState> for Platform {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self> {
-        match authenticate(&parts.headers, state).await? {
+        match authenticate(&parts.headers, state, None).await? {
             Caller::Platform => Ok(Self { actor: Actor("platform".to_owned()) }),
             Caller::Project(..) => Err(forbidden("a platform key")),
         }
@@ -152,11 +152,16 @@ enum Caller {
     Project(Box<Project>, Verified),
 }
 
-async fn authenticate(headers: &HeaderMap, state: &AppState) -> Result<Caller> {
+/// `wanted` is the project that is asked for: an end user's token, which a tenant's own server signs, need not name it.
+async fn authenticate(headers: &HeaderMap, state: &AppState, wanted: Option<ProjectId>) -> Result<Caller> {
     let token = token_from_headers(headers)?;
-    let Some(id) = peek(token)?.project_ref else {
-        Verifier::verify_platform(&state.settings().platform_secret, token)?;
-        return Ok(Caller::Platform);
+    let id = match (peek(token)?.project_ref, wanted) {
+        (Some(id), _) => id,
+        (None, wanted) => match (Verifier::verify_platform(&state.settings().platform_secret, token), wanted) {
+            (Ok(_), _) => return Ok(Caller::Platform),
+            (Err(_), Some(wanted)) => wanted,
+            (Err(error), None) => return Err(error.into()),
+        },
     };
     // A token of a project that isn't there can't be verified, whoever signed it.
     let unverifiable = || ApiError::new(Code::InvalidToken, "The signature is not valid.");
