@@ -24,7 +24,7 @@ struct Config {
     #[command(flatten)]
     telemetry: TelemetryArgs,
     /// Address of /health, /ready, /metrics and /status.
-    #[arg(long, env = "AURA_LISTEN", default_value = "127.0.0.1:8082")]
+    #[arg(long, env = "AURA_WORKER_LISTEN", default_value = "127.0.0.1:8082")]
     listen: SocketAddr,
 }
 
