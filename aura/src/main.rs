@@ -1,1 +1,79 @@
-fn main() {}
+//! `aura-realtime`: the undivided binary and the command line.
+
+use std::{process::ExitCode, time::Duration};
+
+use aura_kit::{Configuration, Problems, Shutdown, TelemetryArgs, telemetry::LogFormat};
+use clap::{Parser, Subcommand};
+
+mod dev;
+mod migrate;
+mod serve;
+mod stack;
+mod token;
+
+/// Live, row-level-secure event streams from PostgreSQL tables.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Cli {
+    #[command(flatten)]
+    telemetry: TelemetryArgs,
+    /// For commands whose own output is what one wants to read.
+    #[arg(skip = TelemetryArgs { log: Some("warn".to_owned()), log_format: LogFormat::Text })]
+    quiet: TelemetryArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Dev(dev::DevOptions),
+    Serve(serve::ServeOptions),
+    Migrate(migrate::MigrateOptions),
+    Token(token::TokenOptions),
+}
+
+impl Configuration for Cli {
+    fn telemetry(&self) -> &TelemetryArgs {
+        let chosen = self.telemetry.log.is_some() || std::env::var_os("RUST_LOG").is_some();
+        if chosen || matches!(self.command, Command::Serve(_)) { &self.telemetry } else { &self.quiet }
+    }
+
+    fn check(&self, problems: &mut Problems) {
+        match &self.command {
+            Command::Serve(options) => options.check(problems),
+            Command::Dev(_) | Command::Migrate(_) | Command::Token(_) => {}
+        }
+    }
+
+    fn drain_timeout(&self) -> Duration {
+        match &self.command {
+            Command::Serve(options) => options.drain_timeout(),
+            // The engine's own time and a little for the rest.
+            _ => dev::DRAIN_TIMEOUT + Duration::from_secs(2),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    aura_kit::run(|cli: Cli, shutdown: Shutdown| async move {
+        match cli.command {
+            // Boxed: the undivided stack's future is large.
+            Command::Dev(options) => Box::pin(dev::run(options, shutdown)).await,
+            Command::Serve(options) => Box::pin(serve::run(options, shutdown)).await,
+            Command::Migrate(options) => migrate::run(options).await,
+            Command::Token(options) => token::run(options).await,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_valid() {
+        Cli::command().debug_assert();
+    }
+}

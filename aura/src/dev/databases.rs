@@ -1,0 +1,71 @@
+//! Databases and roles inside the private cluster: `platform` owned by its own role, `app` for the tenants' tables, and
+//! a worker's login that is no superuser.
+
+use anyhow::{Context, Result};
+use aura_domain::{quote_ident, quote_literal};
+use tokio_postgres::{Client, NoTls};
+
+use super::{cluster::Cluster, data_dir::Secrets};
+
+/// Owner of the platform database.
+const PLATFORM_ROLE: &str = "aura_platform";
+/// The worker's login: REPLICATION and nothing else.
+const WORKER_ROLE: &str = "aura_worker";
+
+/// Where everything is.
+#[derive(Debug, Clone)]
+pub(crate) struct Urls {
+    /// Owner of the platform tables.
+    pub(crate) platform: String,
+    /// The worker's.
+    pub(crate) replication: String,
+    /// The api's: in `dev` the superuser.
+    pub(crate) admin: String,
+}
+
+impl Urls {
+    /// One database of the user's for everything.
+    pub(crate) fn all_in(url: &str) -> Self {
+        Self { platform: url.to_owned(), replication: url.to_owned(), admin: url.to_owned() }
+    }
+}
+
+/// Creates what is missing; passwords follow the secrets.
+pub(crate) async fn prepare(cluster: &Cluster, secrets: &Secrets) -> Result<Urls> {
+    let client = connect(&cluster.superuser_url("postgres")).await?;
+    role(&client, PLATFORM_ROLE, "login", &secrets.platform_password).await?;
+    role(&client, WORKER_ROLE, "login replication nosuperuser nobypassrls", &secrets.worker_password).await?;
+    database(&client, "platform", PLATFORM_ROLE).await?;
+    database(&client, "app", "postgres").await?;
+    // Tenants' logins have no business there.
+    client.batch_execute("revoke connect on database platform from public").await?;
+    Ok(Urls {
+        platform: cluster.url(PLATFORM_ROLE, &secrets.platform_password, "platform"),
+        replication: cluster.url(WORKER_ROLE, &secrets.worker_password, "app"),
+        admin: cluster.superuser_url("app"),
+    })
+}
+
+/// A session of our own; the connection's task ends with the client.
+pub(crate) async fn connect(url: &str) -> Result<Client> {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.context("can't connect to PostgreSQL")?;
+    tokio::spawn(connection);
+    Ok(client)
+}
+
+async fn role(client: &Client, name: &str, attributes: &str, password: &str) -> Result<()> {
+    let exists = client.query_opt("select from pg_roles where rolname = $1", &[&name]).await?.is_some();
+    let verb = if exists { "alter" } else { "create" };
+    let (name, password) = (quote_ident(name), quote_literal(password));
+    let sql = format!("{verb} role {name} with {attributes} password {password}");
+    // The statement holds a password: its text must not get into an error.
+    client.batch_execute(&sql).await.with_context(|| format!("can't {verb} role {name}"))
+}
+
+async fn database(client: &Client, name: &str, owner: &str) -> Result<()> {
+    if client.query_opt("select from pg_database where datname = $1", &[&name]).await?.is_some() {
+        return Ok(());
+    }
+    let sql = format!("create database {} owner {}", quote_ident(name), quote_ident(owner));
+    client.batch_execute(&sql).await.with_context(|| format!("can't create database {name}"))
+}

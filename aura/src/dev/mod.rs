@@ -1,0 +1,213 @@
+//! `aura-realtime dev`: everything in one process.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use aura_kit::Shutdown;
+use aura_store::{NewSource, Store};
+use aura_worker::WorkerSettings;
+use secrecy::ExposeSecret;
+use serde_json::json;
+use tokio::{net::TcpListener, time::Instant};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::stack::{ApiClient, Lease, Stack, StackConfig};
+
+mod child;
+mod cluster;
+mod data_dir;
+mod databases;
+mod demo;
+mod installation;
+mod live;
+mod options;
+mod screen;
+mod subscriber;
+mod summary;
+
+use child::User;
+use cluster::Cluster;
+use data_dir::{DataDir, Secrets};
+use databases::Urls;
+use demo::Demo;
+use installation::Installation;
+pub(crate) use options::DevOptions;
+use screen::Screen;
+use summary::DevFile;
+
+/// One developer's engine has little to drain, and waits for its end.
+pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// Starts everything, runs until Ctrl-C (or, with `--once`, until the first event), stops everything.
+pub(crate) async fn run(options: DevOptions, shutdown: Shutdown) -> Result<ExitCode> {
+    let started = Instant::now();
+    let screen = Screen::new(options.json);
+    let user = User::to_drop_to()?;
+    let mut dir = DataDir::open(&options.data_dir, user.as_ref())?;
+    // Before the database starts: a taken port is the most common mistake.
+    let listener = aura_kit::http::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, options.port))).await?;
+    let secrets = dir.secrets()?;
+    let cluster = match &options.database_url {
+        Some(_) => None,
+        None => Some(start_cluster(&dir, &options, user, screen).await?),
+    };
+    let urls = match (&cluster, &options.database_url) {
+        (Some(cluster), _) => databases::prepare(cluster, &secrets).await,
+        (None, Some(url)) => Ok(Urls::all_in(url.expose_secret())),
+        (None, None) => unreachable!("no URL means a cluster"),
+    };
+    let outcome = match urls {
+        Ok(urls) => Session { options, screen, secrets, urls, started }.run(&mut dir, listener, &shutdown).await,
+        Err(error) => Err(error),
+    };
+    if let Some(cluster) = cluster {
+        cluster.stop().await?;
+    }
+    outcome?;
+    screen.note("stopped", "stopped, nothing is left running");
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn start_cluster(dir: &DataDir, options: &DevOptions, user: Option<User>, screen: Screen) -> Result<Cluster> {
+    let begun = Instant::now();
+    let installation = Installation::find(options.pg_bin.as_deref())?;
+    if !installation.wal2json {
+        let install = installation.wal2json_install();
+        screen.note("warning", &format!("wal2json isn't installed, pgoutput takes its place; to get it: {install}"));
+    }
+    let cluster = Cluster::start(dir, &installation, user, options.port.saturating_add(1)).await?;
+    let user = cluster.user().map(|user| format!(" as {}", user.name)).unwrap_or_default();
+    let (version, port, pid) = (&installation.version, cluster.port(), cluster.pid());
+    let seconds = begun.elapsed().as_secs_f64();
+    let text = format!("PostgreSQL {version} on 127.0.0.1:{port}, pid {pid}{user}, {seconds:.1} s");
+    screen.note("postgres", &text);
+    if !cluster.directory().starts_with(dir.path()) {
+        let text =
+            format!("the cluster is in {}: its user can't reach the data directory", cluster.directory().display());
+        screen.note("postgres", &text);
+    }
+    Ok(cluster)
+}
+
+/// Handles on the running stack.
+struct Handles {
+    store: Store,
+    api: ApiClient,
+    platform_key: String,
+    /// Whether somebody is connected besides ourselves.
+    watched: Box<dyn Fn() -> bool + Send + Sync>,
+}
+
+/// A run with a database.
+struct Session {
+    options: DevOptions,
+    screen: Screen,
+    secrets: Secrets,
+    urls: Urls,
+    started: Instant,
+}
+
+impl Session {
+    async fn run(&self, dir: &mut DataDir, listener: TcpListener, shutdown: &Shutdown) -> Result<()> {
+        let origin = format!("http://{}", listener.local_addr()?);
+        aura_store::migrate(&self.urls.platform).await.context("can't migrate the platform database")?;
+        let stack = Stack::build(self.stack_config()).await?;
+        let handles = Handles {
+            store: stack.store().clone(),
+            api: stack.api_client(),
+            platform_key: stack.platform_key()?,
+            watched: Box::new(stack.watched_by_others()),
+        };
+        let serving = stack.run(listener, shutdown.clone());
+        let using = async {
+            let outcome = self.use_stack(dir, handles, &origin, shutdown).await;
+            // Also on errors: whoever waits for the end of serving must get it.
+            shutdown.trigger();
+            outcome
+        };
+        let (served, used) = tokio::join!(serving, using);
+        used.and(served)
+    }
+
+    fn stack_config(&self) -> StackConfig {
+        StackConfig {
+            platform_url: self.urls.platform.clone().into(),
+            master_key: self.secrets.master_key.clone().into(),
+            platform_jwt_secret: self.secrets.platform_jwt_secret.clone().into(),
+            nats_url: self.options.nats_url.clone(),
+            source: Some(NewSource {
+                name: "shared".to_owned(),
+                replication_url: self.urls.replication.clone().into(),
+                admin_url: Some(self.urls.admin.clone().into()),
+                slot_name: None,
+                plugin: self.options.plugin.into(),
+            }),
+            // The lock on the data directory is all the lease that a private cluster needs; after a kill -9 nobody has to
+            // wait for a lease to expire.
+            lease: if self.options.database_url.is_none() { Lease::Ours } else { Lease::Shared },
+            worker: WorkerSettings { drain_timeout: DRAIN_TIMEOUT, ..WorkerSettings::default() },
+        }
+    }
+
+    async fn use_stack(&self, dir: &mut DataDir, stack: Handles, origin: &str, shutdown: &Shutdown) -> Result<()> {
+        let stop = shutdown.token();
+        let demo = match self.options.no_demo {
+            true => None,
+            false => stop.run_until_cancelled(self.prepare_demo(&stack)).await.transpose()?,
+        };
+        let file = self.dev_file(&stack, origin, demo)?;
+        dir.write_private("dev.json", &file)?;
+        dir.announce(origin)?;
+        if self.options.once {
+            return self.once(&file).await;
+        }
+        file.print(self.screen, dir.path());
+        self.watch(stack, &file, stop).await;
+        Ok(())
+    }
+
+    async fn prepare_demo(&self, stack: &Handles) -> Result<Demo> {
+        let demo = Demo::prepare(stack, &self.urls.admin).await?;
+        if let Some(why) = demo.go_live(&stack.api).await? {
+            self.screen.note("warning", &format!("public.messages isn't live: {why}"));
+        }
+        Ok(demo)
+    }
+
+    fn dev_file(&self, stack: &Handles, origin: &str, demo: Option<Demo>) -> Result<DevFile> {
+        Ok(DevFile {
+            api_url: origin.to_owned(),
+            ws_url: format!("{}/realtime/v1", origin.replacen("http", "ws", 1)),
+            studio_url: format!("{origin}/studio"),
+            database_url: self.urls.admin.clone(),
+            platform_database_url: self.urls.platform.clone(),
+            platform_key: stack.platform_key.clone(),
+            pid: std::process::id(),
+            demo,
+        })
+    }
+
+    async fn once(&self, file: &DevFile) -> Result<()> {
+        let demo = file.demo.as_ref().context("stopped before the demo was ready")?;
+        let took = live::once(&file.ws_url, demo, &self.urls.admin, self.started).await?.as_millis();
+        self.screen.object("first_event", json!({"ms": took}), &format!("first event in {took} ms"));
+        Ok(())
+    }
+
+    /// The live view and the demo's writer, until stopped.
+    async fn watch(&self, stack: Handles, file: &DevFile, stop: CancellationToken) {
+        let Some(demo) = &file.demo else { return stop.cancelled().await };
+        let tasks = TaskTracker::new();
+        let key = demo.service_role_key.clone();
+        tasks.spawn(live::show(file.ws_url.clone(), key, self.screen, stop.clone()));
+        let writer = demo::write(self.urls.admin.clone(), demo.schema.clone(), stack.watched, stop.clone());
+        tasks.spawn(writer);
+        tasks.close();
+        stop.cancelled().await;
+        tasks.wait().await;
+    }
+}

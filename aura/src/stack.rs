@@ -1,0 +1,184 @@
+//! Api, front and worker composed into one process.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use aura_api::{Api, ApiDeps};
+use aura_auth::{KEY_LIFETIME, Minter};
+use aura_bus::{MemoryBus, NatsBus, NatsOptions, SharedBus};
+use aura_front::{Front, FrontDeps, FrontSettings};
+use aura_kit::{Metrics, Probes, Report, Shutdown};
+use aura_store::{MasterKey, NewSource, PostgresLease, Store};
+use aura_worker::{Worker, WorkerDeps, WorkerSettings};
+use axum::{Router, body::Body};
+use http::{Request, header};
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tower::ServiceExt;
+
+/// Where everything is, and the keys to it.
+pub(crate) struct StackConfig {
+    /// The platform database, migrated.
+    pub(crate) platform_url: SecretString,
+    pub(crate) master_key: SecretString,
+    pub(crate) platform_jwt_secret: SecretString,
+    /// `None` or `memory:` is the in-process bus.
+    pub(crate) nats_url: Option<SecretString>,
+    /// Registered at start.
+    pub(crate) source: Option<NewSource>,
+    pub(crate) lease: Lease,
+    pub(crate) worker: WorkerSettings,
+}
+
+/// Who may run engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lease {
+    /// This process alone.
+    Ours,
+    /// Whoever holds the row in the platform database.
+    Shared,
+}
+
+/// The three components, built and not yet running.
+pub(crate) struct Stack {
+    store: Store,
+    api: Api,
+    front: Front,
+    worker: Worker,
+    router: Router,
+    platform_jwt_secret: SecretString,
+}
+
+impl Stack {
+    /// Connects to the platform database and the bus.
+    ///
+    /// # Errors
+    /// One of them can't be reached, or the schema isn't current.
+    pub(crate) async fn build(config: StackConfig) -> Result<Self> {
+        let key = MasterKey::new(config.master_key.expose_secret()).context("AURA_MASTER_KEY")?;
+        let sub_id_key = key.sub_id_key();
+        let store = Store::connect(config.platform_url.expose_secret(), key).await.context("platform database")?;
+        let current = store.schema_is_current().await?;
+        ensure!(current, "the platform database isn't migrated: run `aura-realtime migrate`");
+        if let Some(source) = config.source {
+            store.upsert_source(source).await.context("can't register the source `shared`")?;
+        }
+        let bus = bus(config.nats_url).await?;
+        let worker = worker(&store, &bus, config.lease, config.worker);
+        let deps =
+            FrontDeps { store: store.clone(), bus: Arc::clone(&bus), sub_id_key, settings: FrontSettings::default() };
+        let front = Front::new(deps);
+        let settings = aura_api::Settings::new(config.platform_jwt_secret.clone());
+        let api = Api::new(ApiDeps { store: store.clone(), bus: Some(bus), settings });
+        let api = api.with_probes(probes(&store, &worker)?);
+        let router = aura_kit::http::with_layers(api.router().merge(front.router()));
+        Ok(Self { store, api, front, worker, router, platform_jwt_secret: config.platform_jwt_secret })
+    }
+
+    /// The platform database.
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// A platform key, signed anew.
+    pub(crate) fn platform_key(&self) -> Result<String> {
+        Ok(Minter::new(&self.platform_jwt_secret).platform_key(KEY_LIFETIME)?)
+    }
+
+    /// A client that calls this stack's api without the network.
+    pub(crate) fn api_client(&self) -> ApiClient {
+        ApiClient(self.router.clone())
+    }
+
+    /// Tells whether somebody is connected besides the live view's own socket.
+    pub(crate) fn watched_by_others(&self) -> impl Fn() -> bool + Send + Sync + 'static {
+        let front = self.front.clone();
+        move || front.connections() > 1
+    }
+
+    /// Serves until the shutdown, then drains: sockets are closed, the engine confirms its position, the api finishes.
+    pub(crate) async fn run(self, listener: TcpListener, shutdown: Shutdown) -> Result<()> {
+        let tasks = TaskTracker::new();
+        let stop = shutdown.token();
+        // The front outlives its sockets, which outlive the trigger.
+        let sockets_closed = CancellationToken::new();
+        let (worker, api, front) = (self.worker, self.api, self.front.clone());
+        tasks.spawn(worker.run(stop.clone()));
+        tasks.spawn({
+            let stop = stop.clone();
+            async move { api.run(stop).await }
+        });
+        tasks.spawn({
+            let stop = sockets_closed.clone();
+            async move { front.run(stop).await }
+        });
+        tasks.close();
+        let serving = aura_kit::http::serve(listener, self.router, &shutdown);
+        let draining = async {
+            stop.cancelled().await;
+            self.front.drain().await;
+            sockets_closed.cancel();
+        };
+        let (served, ()) = tokio::join!(serving, draining);
+        tokio::select! {
+            () = tasks.wait() => {}
+            () = shutdown.expired() => tracing::warn!("components were still draining at the deadline"),
+        }
+        Ok(served?)
+    }
+}
+
+async fn bus(url: Option<SecretString>) -> Result<SharedBus> {
+    match url.as_ref().map(|url| url.expose_secret()) {
+        None | Some("memory:") => Ok(Arc::new(MemoryBus::new())),
+        Some(url) => {
+            let bus = NatsBus::connect(NatsOptions::new(url, "aura-realtime")).await.context("can't reach NATS")?;
+            Ok(Arc::new(bus))
+        }
+    }
+}
+
+fn worker(store: &Store, bus: &SharedBus, lease: Lease, settings: WorkerSettings) -> Worker {
+    let lease: Arc<dyn aura_lease::LeaseBackend> = match lease {
+        Lease::Ours => Arc::new(aura_lease::NoLease),
+        Lease::Shared => Arc::new(PostgresLease::new(store)),
+    };
+    Worker::new(WorkerDeps { store: store.clone(), bus: Arc::clone(bus), lease, settings })
+}
+
+/// Health with the worker's `cdc_active`; ready while the platform database answers.
+fn probes(store: &Store, worker: &Worker) -> Result<Probes> {
+    let (store, status) = (store.clone(), worker.status());
+    let health = move || std::future::ready(Report::ok(status.report()));
+    let ready = move || {
+        let store = store.clone();
+        async move {
+            let database = store.ping().await.is_ok();
+            Report { ok: database, body: json!({"platform_database": database}) }
+        }
+    };
+    Ok(Probes::new(Metrics::install().context("metrics")?).health(health).ready(ready))
+}
+
+/// Calls the api as a client would.
+#[derive(Debug, Clone)]
+pub(crate) struct ApiClient(Router);
+
+impl ApiClient {
+    /// Status and JSON body of the answer.
+    pub(crate) async fn call(&self, method: &str, path: &str, key: &str, body: Value) -> Result<(u16, Value)> {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::AUTHORIZATION, format!("Bearer {key}"))
+            .header(header::CONTENT_TYPE, "application/json")
+            .header("prefer", "wait=10")
+            .body(Body::from(body.to_string()))?;
+        let response = self.0.clone().oneshot(request).await?;
+        let status = response.status().as_u16();
+        let bytes = axum::body::to_bytes(response.into_body(), aura_kit::http::BODY_LIMIT).await?;
+        Ok((status, serde_json::from_slice(&bytes).unwrap_or_default()))
+    }
+}
