@@ -1,3 +1,12 @@
 //! System tests: the built binaries, real PostgreSQL, real NATS, stock clients.
 
+mod attack;
+mod clients;
+mod dev;
 mod direction;
+mod harness;
+mod joins;
+mod keys;
+mod load;
+mod names;
+mod plugin;

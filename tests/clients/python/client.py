@@ -12,8 +12,13 @@ import sys
 from realtime import AsyncRealtimeClient
 
 
+def plain(value):
+    """Some callbacks get models of pydantic."""
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)
+
+
 def say(**what):
-    print(json.dumps(what, default=str), flush=True)
+    print(json.dumps(what, default=plain), flush=True)
 
 
 async def join(client, channels, topic, bindings):
