@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::json;
 
-use crate::harness::{ALICE, Client, Dev, Kind, Project, curl};
+use system_tests::{ALICE, Client, Dev, Kind, Project, curl};
 
 #[tokio::test]
 async fn r_rls_9_a_policy_that_resets_the_role_reads_nobody_elses_rows() -> Result<()> {

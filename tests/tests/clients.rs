@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use crate::harness::{ALICE, BOB, Client, Dev, Kind, Project, Split};
+use system_tests::{ALICE, BOB, Client, Dev, Kind, Project, Split};
 
 /// Everything about a table from before it is live until after it is not.
 async fn life_of_a_table(kind: Kind, project: &Project) -> Result<()> {

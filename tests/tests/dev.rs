@@ -6,7 +6,7 @@ use anyhow::Result;
 use aura_testkit::{Signal, children_of, eventually, free_port, is_running};
 use serde_json::{Value, json};
 
-use crate::harness::{Client, Dev, Directory, Kind, PATIENCE, curl};
+use system_tests::{Client, Dev, Directory, Kind, PATIENCE, curl};
 
 #[tokio::test]
 async fn once_tells_the_time_to_the_first_event() -> Result<()> {

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::json;
 
-use crate::harness::{Client, Dev, Kind};
+use system_tests::{Client, Dev, Kind};
 
 #[tokio::test]
 async fn two_hundred_inserts_right_after_subscribed_are_two_hundred_events() -> Result<()> {

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::json;
 
-use crate::harness::{Dev, curl, sign};
+use system_tests::{Dev, curl, sign};
 
 #[tokio::test]
 async fn r_sec_1_only_the_projects_own_service_key_toggles() -> Result<()> {

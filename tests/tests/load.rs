@@ -13,7 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_postgres::Client as Sql;
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{Client, Dev, Kind, PATIENCE, Split};
+use system_tests::{Client, Dev, Kind, PATIENCE, Split};
 
 /// Inserts at a rate until stopped; `committed` is the last id whose commit was answered.
 async fn write(sql: Sql, table: &str, per_second: u32, committed: &AtomicI64, stop: CancellationToken) -> Result<()> {

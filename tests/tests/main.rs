@@ -4,7 +4,6 @@ mod attack;
 mod clients;
 mod dev;
 mod direction;
-mod harness;
 mod joins;
 mod keys;
 mod load;

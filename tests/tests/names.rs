@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::json;
 
-use crate::harness::{Client, Dev, Kind};
+use system_tests::{Client, Dev, Kind};
 
 #[tokio::test]
 async fn r_reg_5_any_table_name_toggles_and_delivers() -> Result<()> {

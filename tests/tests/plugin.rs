@@ -4,7 +4,7 @@ use anyhow::Result;
 use aura_testkit::Postgres;
 use serde_json::json;
 
-use crate::harness::{Client, Dev, Kind, PATIENCE, curl};
+use system_tests::{Client, Dev, Kind, PATIENCE, curl};
 
 #[tokio::test]
 async fn without_wal2json_dev_falls_back_and_says_how_to_get_it() -> Result<()> {

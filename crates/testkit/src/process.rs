@@ -2,7 +2,7 @@ use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     os::unix::process::ExitStatusExt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, ChildStdin, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc},
     time::Duration,
@@ -35,10 +35,12 @@ impl ProcessOptions {
         Self { program, args: vec![], env: vec![], directory: None, user: None, death_signal: "KILL", writable: false }
     }
 
-    /// A binary of this workspace, next to the running test binary (`target/<profile>`).
+    /// A binary of this workspace, of the same `target/<profile>` as the running program.
     pub fn binary(name: &str) -> Result<Self> {
-        let test = std::env::current_exe()?;
-        let profile = test.parent().and_then(Path::parent).context("the test binary has no target directory")?;
+        let this = std::env::current_exe()?;
+        // Test binaries are one deeper than others.
+        let profile = this.ancestors().skip(1).find(|folder| !folder.ends_with("deps"));
+        let profile = profile.context("the running program has no target directory")?;
         let program = profile.join(name);
         if !program.exists() {
             bail!("{} isn't built: cargo build --workspace --bins", program.display());

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sha2::Sha256;
 
 /// An HS256 token.
-pub(crate) fn sign(secret: &str, payload: &Value) -> String {
+pub fn sign(secret: &str, payload: &Value) -> String {
     let header = json!({"alg": "HS256", "typ": "JWT"});
     let signed = format!("{}.{}", BASE64.encode(header.to_string()), BASE64.encode(payload.to_string()));
     let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).expect("HMAC takes a key of any length");

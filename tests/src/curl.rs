@@ -4,17 +4,19 @@ use anyhow::{Context, Result};
 use aura_testkit::ProcessOptions;
 use serde_json::Value;
 
-use super::PATIENCE;
+use crate::PATIENCE;
 
 /// Status and JSON body.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Answer {
-    pub(crate) status: u16,
-    pub(crate) body: Value,
+pub struct Answer {
+    /// HTTP status.
+    pub status: u16,
+    /// `null` if it isn't JSON.
+    pub body: Value,
 }
 
 /// Runs curl with a method, a URL, a key (none if empty) and a JSON body.
-pub(crate) async fn curl(method: &str, url: &str, key: &str, body: Option<&Value>) -> Result<Answer> {
+pub async fn curl(method: &str, url: &str, key: &str, body: Option<&Value>) -> Result<Answer> {
     let mut command = ProcessOptions::new("curl")
         .args(["--silent", "--show-error", "--location", "--max-time", "60", "--request", method, url])
         .args(["--write-out", "\n%{http_code}"]);

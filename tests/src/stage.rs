@@ -7,26 +7,32 @@ use aura_testkit::{Process, ProcessOptions, free_port};
 use serde_json::{Value, json};
 use tokio_postgres::{Client as Sql, NoTls};
 
-use super::{Answer, PATIENCE, curl, sign};
+use crate::{Answer, PATIENCE, curl, sign};
 
 /// A tenant and how to reach it.
 #[derive(Debug, Clone)]
-pub(crate) struct Project {
-    pub(crate) api_url: String,
-    pub(crate) ws_url: String,
-    pub(crate) id: String,
+pub struct Project {
+    /// Origin of the api.
+    pub api_url: String,
+    /// `ws://…/realtime/v1`.
+    pub ws_url: String,
+    /// Project id.
+    pub id: String,
     /// Physical schema of its `public`.
-    pub(crate) schema: String,
-    pub(crate) anon_key: String,
-    pub(crate) service_key: String,
-    pub(crate) jwt_secret: String,
+    pub schema: String,
+    /// Key of role anon.
+    pub anon_key: String,
+    /// Key of role service_role.
+    pub service_key: String,
+    /// Signs end users' tokens.
+    pub jwt_secret: String,
     /// Superuser of the source.
-    pub(crate) admin_url: String,
+    pub admin_url: String,
 }
 
 impl Project {
     /// From the answer of `POST /v1/projects`.
-    pub(crate) fn from_answer(body: &Value, api_url: &str, ws_url: &str, admin_url: &str) -> Result<Self> {
+    pub fn from_answer(body: &Value, api_url: &str, ws_url: &str, admin_url: &str) -> Result<Self> {
         let text = |name: &str| body[name].as_str().map(str::to_owned).with_context(|| format!("no {name} in {body}"));
         Ok(Self {
             api_url: api_url.to_owned(),
@@ -41,35 +47,35 @@ impl Project {
     }
 
     /// A token of an end user, valid for an hour.
-    pub(crate) fn user_token(&self, subject: &str) -> String {
+    pub fn user_token(&self, subject: &str) -> String {
         self.token(&json!({"sub": subject, "role": "authenticated", "exp": now() + 3600}))
     }
 
     /// A token with this payload, signed with the project's secret.
-    pub(crate) fn token(&self, payload: &Value) -> String {
+    pub fn token(&self, payload: &Value) -> String {
         sign(&self.jwt_secret, payload)
     }
 
     /// URL of a table's toggle.
-    pub(crate) fn toggle_url(&self, table: &str) -> String {
+    pub fn toggle_url(&self, table: &str) -> String {
         let encoded: String = table.bytes().map(|byte| format!("%{byte:02X}")).collect();
         format!("{}/v1/db/{}/schema/tables/{encoded}/realtime", self.api_url, self.id)
     }
 
     /// PUT the toggle with the service key.
-    pub(crate) async fn put(&self, table: &str, enabled: bool) -> Result<Answer> {
+    pub async fn put(&self, table: &str, enabled: bool) -> Result<Answer> {
         curl("PUT", &self.toggle_url(table), &self.service_key, Some(&json!({"enabled": enabled}))).await
     }
 
     /// Makes a table live, and expects that it is when the answer comes.
-    pub(crate) async fn enable(&self, table: &str) -> Result<Value> {
+    pub async fn enable(&self, table: &str) -> Result<Value> {
         let answer = self.put(table, true).await?;
         assert_eq!((answer.status, &answer.body["status"]), (200, &json!("active")), "{}", answer.body);
         Ok(answer.body)
     }
 
     /// A superuser session in the source whose unqualified names are the project's.
-    pub(crate) async fn sql(&self) -> Result<Sql> {
+    pub async fn sql(&self) -> Result<Sql> {
         let (client, connection) = tokio_postgres::connect(&self.admin_url, NoTls).await?;
         tokio::spawn(connection);
         client.batch_execute(&format!("set search_path to \"{}\"", self.schema)).await?;
@@ -78,22 +84,29 @@ impl Project {
 }
 
 /// Seconds since 1970.
-pub(crate) fn now() -> u64 {
+pub fn now() -> u64 {
     std::time::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_secs())
 }
 
 /// A running `dev`; its directory is removed when dropped.
-pub(crate) struct Dev {
-    pub(crate) process: Process,
-    pub(crate) directory: Directory,
-    pub(crate) port: u16,
+pub struct Dev {
+    /// The process.
+    pub process: Process,
+    /// Holds the data directory `data`.
+    pub directory: Directory,
+    /// The one port.
+    pub port: u16,
 }
 
 /// A directory that is removed when dropped.
-pub(crate) struct Directory(pub(crate) PathBuf);
+pub struct Directory(
+    /// Its path.
+    pub PathBuf,
+);
 
 impl Directory {
-    pub(crate) fn create() -> Result<Self> {
+    /// A fresh one under the system's temporary directory.
+    pub fn create() -> Result<Self> {
         let path = std::env::temp_dir().join(format!("aura-system-{}-{}", std::process::id(), free_port()?));
         fs::create_dir(&path)?;
         Ok(Self(path))
@@ -109,14 +122,14 @@ impl Drop for Directory {
 
 impl Dev {
     /// `aura-realtime dev` in a fresh directory on a free port, not started.
-    pub(crate) fn command(directory: &Directory, port: u16) -> Result<ProcessOptions> {
+    pub fn command(directory: &Directory, port: u16) -> Result<ProcessOptions> {
         let data = directory.0.join("data");
         let options = ProcessOptions::binary("aura-realtime")?.args(["dev", "--data-dir", &data.to_string_lossy()]);
         Ok(options.args(["--port", &port.to_string()]))
     }
 
     /// Starts with these further arguments and waits until it is ready.
-    pub(crate) async fn start(arguments: &[&str]) -> Result<Self> {
+    pub async fn start(arguments: &[&str]) -> Result<Self> {
         let (directory, port) = (Directory::create()?, free_port()?);
         let process = Self::command(&directory, port)?.args(["--json"]).args(arguments.iter().copied()).start()?;
         process.line(PATIENCE * 2, |line| line.contains(r#""type":"ready""#)).await?;
@@ -124,12 +137,12 @@ impl Dev {
     }
 
     /// `dev.json`.
-    pub(crate) fn file(&self) -> Result<Value> {
+    pub fn file(&self) -> Result<Value> {
         Ok(serde_json::from_slice(&fs::read(self.directory.0.join("data/dev.json"))?)?)
     }
 
     /// The demo project.
-    pub(crate) fn demo(&self) -> Result<Project> {
+    pub fn demo(&self) -> Result<Project> {
         let file = self.file()?;
         let text =
             |name: &str| file[name].as_str().map(str::to_owned).with_context(|| format!("no {name} in dev.json"));

@@ -4,16 +4,19 @@ use anyhow::Result;
 use aura_testkit::{Nats, Postgres, Process, ProcessOptions, eventually, free_port};
 use serde_json::json;
 
-use super::{PATIENCE, Project, curl};
+use crate::{PATIENCE, Project, curl};
 
 const MASTER_KEY: &str = "a master key of the system tests, long enough";
 const PLATFORM_SECRET: &str = "a platform secret of the system tests, long enough";
 
 /// Everything running, killed when dropped.
-pub(crate) struct Split {
-    pub(crate) postgres: Postgres,
-    _nats: Nats,
-    pub(crate) worker: Process,
+pub struct Split {
+    /// Databases `platform` and `app` (the source).
+    pub postgres: Postgres,
+    /// The bus.
+    pub nats: Nats,
+    /// The worker; see [`Self::start_worker`].
+    pub worker: Process,
     api: Process,
     front: Process,
     api_url: String,
@@ -24,7 +27,7 @@ pub(crate) struct Split {
 
 impl Split {
     /// Starts it all and waits until the worker streams.
-    pub(crate) async fn start() -> Result<Self> {
+    pub async fn start() -> Result<Self> {
         let (postgres, nats) = tokio::try_join!(Postgres::start(), Nats::start())?;
         postgres.create_database("app").await?;
         let platform = postgres.create_database("platform").await?;
@@ -45,7 +48,7 @@ impl Split {
         let (api, front) = (api.start()?, front.start()?);
         let split = Self {
             postgres,
-            _nats: nats,
+            nats,
             worker,
             api,
             front,
@@ -59,7 +62,7 @@ impl Split {
     }
 
     /// Waits until the worker's `/health` says `cdc_active`, the api is ready and the front takes connections.
-    pub(crate) async fn wait_until_streaming(&self) -> Result<()> {
+    pub async fn wait_until_streaming(&self) -> Result<()> {
         let waited = eventually(PATIENCE, || async {
             let health = curl("GET", &format!("{}/health", self.worker_url), "", None).await;
             let ready = curl("GET", &format!("{}/ready", self.api_url), "", None).await;
@@ -70,19 +73,19 @@ impl Split {
     }
 
     /// What the binaries logged.
-    pub(crate) fn logs(&self) -> String {
+    pub fn logs(&self) -> String {
         let logs = [&self.worker, &self.api, &self.front].map(|process| process.lines().join("\n"));
         logs.join("\n---\n")
     }
 
     /// Starts the worker again after its end.
-    pub(crate) fn start_worker(&mut self) -> Result<()> {
+    pub fn start_worker(&mut self) -> Result<()> {
         self.worker = self.worker_command.start()?;
         Ok(())
     }
 
     /// Creates a project through the api.
-    pub(crate) async fn project(&self, name: &str) -> Result<Project> {
+    pub async fn project(&self, name: &str) -> Result<Project> {
         let token = ProcessOptions::binary("aura-realtime")?
             .args(["token", "--role", "platform_admin"])
             .env("DATABASE_URL", self.postgres.url("platform"))

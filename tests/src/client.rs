@@ -9,11 +9,11 @@ use anyhow::{Context, Result};
 use aura_testkit::{Process, ProcessOptions, eventually_some, repository_root};
 use serde_json::{Value, json};
 
-use super::{PATIENCE, Project};
+use crate::{PATIENCE, Project};
 
 /// Which client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// `@supabase/realtime-js` of a version.
     Js(&'static str),
     /// PyPI `realtime`.
@@ -22,19 +22,19 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// All that we promise to serve.
-    pub(crate) const ALL: [Self; 3] = [Self::Js("2.109.0"), Self::Js("2.119.1"), Self::Python];
+    pub const ALL: [Self; 3] = [Self::Js("2.109.0"), Self::Js("2.119.1"), Self::Python];
     /// One of them where the client makes no difference.
-    pub(crate) const ANY: Self = Self::Js("2.119.1");
+    pub const ANY: Self = Self::Js("2.119.1");
 }
 
 /// A running client.
-pub(crate) struct Client {
+pub struct Client {
     process: Process,
 }
 
 impl Client {
     /// Connects with a key and, if there is one, an end user's token.
-    pub(crate) async fn start(kind: Kind, project: &Project, key: &str, token: Option<&str>) -> Result<Self> {
+    pub async fn start(kind: Kind, project: &Project, key: &str, token: Option<&str>) -> Result<Self> {
         let clients = repository_root().join("tests/clients");
         let mut command = match kind {
             Kind::Js(version) => {
@@ -53,17 +53,17 @@ impl Client {
     }
 
     /// With the anon key.
-    pub(crate) async fn anon(kind: Kind, project: &Project) -> Result<Self> {
+    pub async fn anon(kind: Kind, project: &Project) -> Result<Self> {
         Self::start(kind, project, &project.anon_key, None).await
     }
 
     /// As an end user.
-    pub(crate) async fn user(kind: Kind, project: &Project, subject: &str) -> Result<Self> {
+    pub async fn user(kind: Kind, project: &Project, subject: &str) -> Result<Self> {
         Self::start(kind, project, &project.anon_key, Some(&project.user_token(subject))).await
     }
 
     /// Joins a channel with one binding, and waits until the client says SUBSCRIBED and the server says ok.
-    pub(crate) async fn subscribe(&self, binding: Value) -> Result<Topic<'_>> {
+    pub async fn subscribe(&self, binding: Value) -> Result<Topic<'_>> {
         let topic = self.join(vec![binding])?;
         topic.status("SUBSCRIBED").await?;
         topic.system("ok").await?;
@@ -71,7 +71,7 @@ impl Client {
     }
 
     /// Joins a channel of a fresh topic; waits for nothing.
-    pub(crate) fn join(&self, bindings: Vec<Value>) -> Result<Topic<'_>> {
+    pub fn join(&self, bindings: Vec<Value>) -> Result<Topic<'_>> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("topic-{}", NEXT.fetch_add(1, Ordering::Relaxed));
         self.command(json!({"do": "join", "topic": name, "bindings": bindings}))?;
@@ -89,7 +89,7 @@ impl Client {
 }
 
 /// A channel of a client.
-pub(crate) struct Topic<'a> {
+pub struct Topic<'a> {
     client: &'a Client,
     name: String,
 }
@@ -111,22 +111,22 @@ impl Topic<'_> {
     }
 
     /// Waits for a status of the channel.
-    pub(crate) async fn status(&self, status: &str) -> Result<()> {
+    pub async fn status(&self, status: &str) -> Result<()> {
         self.wait("status", &format!("no status {status}"), PATIENCE, |value| value == status).await.map(drop)
     }
 
     /// Waits for a `system` message of a status.
-    pub(crate) async fn system(&self, status: &str) -> Result<Value> {
+    pub async fn system(&self, status: &str) -> Result<Value> {
         self.wait("system", &format!("no system {status}"), PATIENCE, |value| value["status"] == status).await
     }
 
     /// All changes so far, as the client shows them to its application.
-    pub(crate) fn changes(&self) -> Vec<Value> {
+    pub fn changes(&self) -> Vec<Value> {
         self.said("change").iter().map(normal).collect()
     }
 
     /// Waits for the change of a type whose new (or, for a delete, old) row has these columns.
-    pub(crate) async fn change(&self, kind: &str, row: &Value) -> Result<Value> {
+    pub async fn change(&self, kind: &str, row: &Value) -> Result<Value> {
         let fits = |change: &Value| {
             let change = normal(change);
             let side = if kind == "DELETE" { "old" } else { "new" };
@@ -137,7 +137,7 @@ impl Topic<'_> {
     }
 
     /// Leaves the channel.
-    pub(crate) async fn leave(&self) -> Result<()> {
+    pub async fn leave(&self) -> Result<()> {
         self.client.command(json!({"do": "leave", "topic": self.name}))?;
         self.wait("left", "doesn't leave", PATIENCE, |_| true).await.map(drop)
     }
