@@ -5,7 +5,7 @@ use uuid::Uuid;
 use crate::{
     Store, StoreError, bounded,
     decode::{generation, generation_column, lsn, parsed, rfc3339, word, words},
-    registrations::notify_status,
+    registry::notify_status,
 };
 
 words! {

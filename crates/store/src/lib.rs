@@ -19,6 +19,7 @@ mod lease;
 mod migrate;
 mod projects;
 mod registrations;
+mod registry;
 mod signals;
 mod sources;
 
@@ -32,13 +33,18 @@ pub use projects::{
     CreatedProject, KeyRole, NewProject, Project, ProjectAuth, ProjectKey, ProjectSecrets, ProjectSettings,
 };
 pub use registrations::{
-    NewRegistration, Registration, RegistrationFilter, RegistrationStatus, RegistrySnapshot, ReplicaIdentity, TableRef,
+    NewRegistration, Registration, RegistrationFilter, RegistrationStatus, ReplicaIdentity, TableRef,
 };
+pub use registry::RegistrySnapshot;
 pub use signals::{Signal, SignalListener, StatusListener};
 pub use sources::{NewSource, Plugin, Source};
 
 /// Longest time that one call may take, waiting for a connection included.
 pub const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the server itself enforces on the pool's sessions. A transaction of a stopped or vanished process must not hold a
+/// row that others wait for, least of all the engine's while its successor raises the epoch.
+const SESSION_LIMITS: [(&str, &str); 2] = [("idle_in_transaction_session_timeout", "3s"), ("statement_timeout", "10s")];
 
 /// Connections per process: queries are short, and N replicas share the server's limit.
 const MAX_CONNECTIONS: u32 = 10;
@@ -54,7 +60,7 @@ impl Store {
     /// Connects and checks that the database answers. It need not be migrated: see [`Store::schema_is_current`].
     pub async fn connect(url: &str, key: MasterKey) -> Result<Self, StoreError> {
         let pool = PgPoolOptions::new().max_connections(MAX_CONNECTIONS).acquire_timeout(Duration::from_secs(5));
-        let pool = pool.connect_lazy_with(connect_options(url)?);
+        let pool = pool.connect_lazy_with(connect_options(url)?.options(SESSION_LIMITS));
         let store = Self { pool, key };
         store.ping().await?;
         Ok(store)

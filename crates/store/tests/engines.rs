@@ -1,7 +1,7 @@
 use aura_domain::{Epoch, Generation, Lsn, Position};
-use aura_store::{Desired, EngineState, NewGap, RegistrationStatus, StoreError};
+use aura_store::{Desired, EngineState, NewGap, RegistrationStatus, Store, StoreError};
 
-use crate::platform;
+use crate::{key, platform};
 
 #[tokio::test]
 async fn r_eng_1_desired_and_observed_state_survive_and_are_fenced() {
@@ -95,4 +95,16 @@ async fn g8_losses_are_recorded_and_fenced() {
     store.raise_epoch(platform.source).await.expect("raised");
     assert!(matches!(store.record_gap(epoch, gap).await, Err(StoreError::Fenced)));
     assert_eq!(store.gaps(platform.source, None, 10).await.expect("read").len(), 2);
+}
+
+#[tokio::test]
+async fn r_lease_3_a_worker_that_stops_in_mid_transaction_does_not_hold_its_successor_up() {
+    let platform = platform().await;
+    let stopped = Store::connect(&platform.url, key()).await.expect("connected");
+    let mut transaction = stopped.pool().begin().await.expect("begun");
+    let fence = "select from aura.engines for no key update";
+    sqlx::query(fence).execute(&mut *transaction).await.expect("locked");
+    let raised = platform.store.raise_epoch(platform.source).await.expect("not for ever");
+    assert_eq!(raised, Epoch(1));
+    assert!(transaction.commit().await.is_err(), "what it was about to write is gone");
 }

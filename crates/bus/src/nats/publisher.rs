@@ -10,7 +10,7 @@
 use std::{sync::Arc, time::Duration};
 
 use async_nats::Subscriber;
-use futures_util::StreamExt as _;
+use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::time::timeout;
 
 use super::{Link, send};
@@ -66,6 +66,8 @@ impl Publisher {
     /// Publishes and awaits the receipt; the caller bounds the time. If it is dropped half-way, the receipt that comes
     /// later is recognised by its number.
     pub(super) async fn publish(&mut self, messages: &[Message]) -> Result<(), BusError> {
+        // Receipts that came after their caller had given up.
+        while let Some(Some(_)) = self.receipts.next().now_or_never() {}
         let before = self.before();
         let mut changes = self.link.changes();
         if !self.link.is_connected() {

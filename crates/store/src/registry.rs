@@ -1,0 +1,118 @@
+//! Registrations as the worker sees them: what to cover, and what it reports back.
+
+use aura_domain::{Epoch, Lsn, SourceId};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::{
+    Registration, RegistrationStatus, Store, StoreError, bounded,
+    decode::rfc3339,
+    engines::fence,
+    registrations::{columns, registrations},
+};
+
+/// All that a worker must cover, at one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RegistrySnapshot {
+    /// `sources.registry_revision`.
+    pub revision: i64,
+    /// Enabled ones; and disabled ones while rows from before the disable may still be unconfirmed.
+    pub registrations: Vec<Registration>,
+}
+
+impl Store {
+    /// What the source's worker must cover, from one snapshot. `NotFound` = the source.
+    pub async fn registry(&self, source: SourceId) -> Result<RegistrySnapshot, StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin_with("begin isolation level repeatable read read only").await?;
+            let revision = sqlx::query_scalar("select registry_revision from aura.sources where id = $1");
+            let revision = revision.bind(source.0).fetch_optional(&mut *tx).await?;
+            let rows = sqlx::query_as(concat!(
+                "select ",
+                columns!(),
+                " from aura.realtime_tables r
+                  join aura.projects pr on pr.id = r.project_id and pr.deleted_at is null
+                  join aura.engines e on e.source_id = r.source_id
+                  left join aura.source_positions p on p.source_id = r.source_id and p.generation = e.generation
+                  where r.source_id = $1 and (r.enabled or (r.disabled_generation = e.generation
+                    and (p.confirmed_lsn is null or r.disabled_at_lsn > p.confirmed_lsn)))
+                  order by r.id"
+            ));
+            let rows = rows.bind(source.0).fetch_all(&mut *tx).await?;
+            let revision = revision.ok_or(StoreError::NotFound("source"))?;
+            Ok(RegistrySnapshot { revision, registrations: registrations(rows)? })
+        })
+        .await
+    }
+
+    /// The running filter, made of `revision`, covers these: `(registration, active_since_lsn)`. One that was changed
+    /// after that revision is left alone; one that is active keeps the older LSN.
+    pub async fn mark_active(
+        &self,
+        source: SourceId,
+        epoch: Epoch,
+        revision: i64,
+        active: &[(Uuid, Lsn)],
+    ) -> Result<(), StoreError> {
+        let ids: Vec<Uuid> = active.iter().map(|(id, _)| *id).collect();
+        let lsns: Vec<String> = active.iter().map(|(_, lsn)| lsn.to_string()).collect();
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            fence(&mut tx, source, epoch).await?;
+            let query = sqlx::query(
+                "update aura.realtime_tables r set status = 'active', reason = null,
+                    active_since_lsn = coalesce(r.active_since_lsn, a.lsn::pg_lsn)
+                 from unnest($3::uuid[], $4::text[]) as a (id, lsn)
+                 where r.id = a.id and r.source_id = $1 and r.enabled and r.identity_set and r.revision <= $2",
+            );
+            query.bind(source.0).bind(revision).bind(&ids).bind(&lsns).execute(&mut *tx).await?;
+            notify_status(&mut tx, source).await?;
+            tx.commit().await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// The worker found an enabled registration blocked, missing or pending again; `reason` for people.
+    pub async fn mark_status(
+        &self,
+        source: SourceId,
+        epoch: Epoch,
+        id: Uuid,
+        status: RegistrationStatus,
+        reason: Option<&str>,
+    ) -> Result<(), StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            fence(&mut tx, source, epoch).await?;
+            let query = sqlx::query(
+                "update aura.realtime_tables set status = $3, reason = $4, active_since_lsn = null
+                 where id = $2 and source_id = $1 and enabled",
+            );
+            query.bind(source.0).bind(id).bind(status.as_str()).bind(reason).execute(&mut *tx).await?;
+            notify_status(&mut tx, source).await?;
+            tx.commit().await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// The running filter and the exact check hold everything up to `revision` (200 of a PUT, of disables, too).
+    pub async fn set_applied_revision(&self, source: SourceId, epoch: Epoch, revision: i64) -> Result<(), StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            fence(&mut tx, source, epoch).await?;
+            let query = sqlx::query("update aura.engines set applied_revision = $2 where source_id = $1");
+            query.bind(source.0).bind(revision).execute(&mut *tx).await?;
+            notify_status(&mut tx, source).await?;
+            tx.commit().await?;
+            Ok(())
+        })
+        .await
+    }
+}
+
+pub(crate) async fn notify_status(connection: &mut PgConnection, source: SourceId) -> Result<(), StoreError> {
+    sqlx::query("select pg_notify('aura_registry_status', $1)").bind(source.to_string()).execute(connection).await?;
+    Ok(())
+}
