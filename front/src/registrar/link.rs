@@ -17,8 +17,8 @@ use tokio::{
 use super::book::{SourceBook, Status, Step};
 use crate::hub::HubRunner;
 
-/// Longest wait for the leader's answer. The reserve is for a bus that ignores the time-out that it was given.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest wait for the leader's answer; it may have to ask PostgreSQL about a filter's columns. The reserve is for a bus that ignores the time-out that it was given.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_RESERVE: Duration = Duration::from_secs(1);
 /// Between two tries while nobody answers, doubling.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
@@ -42,6 +42,8 @@ pub(crate) struct SourceLink {
     front: FrontId,
     book: Mutex<SourceBook>,
     wake: Notify,
+    /// A leader announced itself: what was asked of the one before is asked again.
+    leader: Notify,
     streaming: watch::Sender<Streaming>,
     heard: Mutex<Option<Instant>>,
     /// Set by a reconnect of the bus: the coming snapshot's gap has that reason.
@@ -55,6 +57,7 @@ impl SourceLink {
             front: front.clone(),
             book: Mutex::new(SourceBook::new(front)),
             wake: Notify::new(),
+            leader: Notify::new(),
             streaming: watch::Sender::new(Streaming::Unknown),
             heard: Mutex::default(),
             reconnected: Mutex::default(),
@@ -101,6 +104,8 @@ impl SourceLink {
                     // Whether something was missed is said when the leader begins to read.
                     book.want_snapshot(false);
                 }
+                drop(book);
+                self.leader.notify_waiters();
             }
             Announcement::Leader { epoch, fronts, .. } => self.book().leader(*epoch, fronts),
             Announcement::RegistryChanged { epoch, .. } => {
@@ -150,7 +155,11 @@ impl SourceLink {
                 self.wake.notified().await;
                 continue;
             };
-            match self.send(&bus, &step).await {
+            let outcome = tokio::select! {
+                outcome = self.send(&bus, &step) => outcome,
+                () = self.leader.notified() => continue,
+            };
+            match outcome {
                 Ok(replies) => {
                     retry = FIRST_RETRY;
                     self.answered(&step, &replies, &hubs);
