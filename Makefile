@@ -40,7 +40,7 @@ fmt:
 	cargo fmt --all
 
 install-dev:
-	tests/scripts/install-postgres.sh
+	tests/scripts/install-dev.sh
 
 install-test: install-dev $(VENV)/.installed tests/clients/js/node_modules/.installed
 

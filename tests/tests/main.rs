@@ -9,3 +9,4 @@ mod keys;
 mod load;
 mod names;
 mod plugin;
+mod serve;
