@@ -122,8 +122,13 @@ impl Stack {
             sockets_closed.cancel();
         };
         let (served, ()) = tokio::join!(serving, draining);
+        let ending = async {
+            tasks.wait().await;
+            // The database may be stopped next.
+            self.store.pool().close().await;
+        };
         tokio::select! {
-            () = tasks.wait() => {}
+            () = ending => {}
             () = shutdown.expired() => tracing::warn!("components were still draining at the deadline"),
         }
         Ok(served?)

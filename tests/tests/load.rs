@@ -64,6 +64,41 @@ async fn r_hole_2_no_row_is_missing_after_the_answer_of_a_put_under_load() -> Re
 }
 
 #[tokio::test]
+async fn g1_rows_committed_while_the_bus_is_down_come_when_it_is_back() -> Result<()> {
+    let mut split = Split::start().await?;
+    let project = split.project("tenant").await?;
+    let sql = project.sql().await?;
+    sql.batch_execute("create table events (id bigint primary key)").await?;
+    project.enable("events").await?;
+    let client = Client::anon(Kind::ANY, &project).await?;
+    let topic = client.subscribe(json!({"event": "INSERT", "schema": "public", "table": "events"})).await?;
+    sql.batch_execute("insert into events values (1)").await?;
+    topic.change("INSERT", &json!({"id": 1})).await?;
+    split.nats.kill().await?;
+    sql.batch_execute("insert into events select generate_series(2, 500)").await?;
+    split.nats.start_again().await?;
+    let arrived = eventually(PATIENCE, || async { ids(&topic.changes()).contains(&500) }).await;
+    arrived.map_err(|error| error.context(split.logs()))?;
+    let seen: BTreeSet<i64> = ids(&topic.changes()).into_iter().collect();
+    assert_eq!(seen.len(), 500);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_table_is_toggled_while_the_bus_is_down() -> Result<()> {
+    let mut split = Split::start().await?;
+    let project = split.project("tenant").await?;
+    let sql = project.sql().await?;
+    sql.batch_execute("create table quiet (id bigint primary key)").await?;
+    split.nats.kill().await?;
+    let answer = project.put("quiet", true).await?;
+    assert!(matches!(answer.status, 200 | 202), "{}", answer.body);
+    let identity = "select relreplident::text from pg_class where oid = 'quiet'::regclass";
+    assert_eq!(sql.query_one(identity, &[]).await?.get::<_, String>(0), "f");
+    Ok(())
+}
+
+#[tokio::test]
 async fn g1_a_killed_worker_loses_no_committed_row_and_keeps_their_order() -> Result<()> {
     let mut split = Split::start().await?;
     let project = split.project("tenant").await?;
