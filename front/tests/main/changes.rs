@@ -89,8 +89,8 @@ async fn the_claimless_twin_reaches_all_viewers_with_the_role() {
 async fn r_frt_5_a_position_is_delivered_once_per_binding_and_table() {
     let rig = Rig::start().await;
     let mut client = rig.connect(Version::V2, "alice").await;
-    client.subscribe("realtime:room", json!([{"schema": "public"}])).await;
-    rig.leader_has(1).await;
+    client.subscribe("realtime:room", json!([{"schema": "public"}, {"table": "t"}])).await;
+    rig.leader_has(2).await;
     let all: Vec<SubId> = rig.leader.state().subscriptions.keys().copied().collect();
     let mut second_epoch = change(1, 1, "t", &all);
     second_epoch.headers.epoch = Some(Epoch(2));
@@ -99,9 +99,13 @@ async fn r_frt_5_a_position_is_delivered_once_per_binding_and_table() {
     for message in [change(1, 1, "t", &all), change(2, 1, "u", &all), change(3, 2, "t", &all), second_epoch, newer] {
         rig.publish(message).await;
     }
-    for (table, id) in [("t", 1), ("u", 1), ("t", 2), ("t", 3)] {
-        let data = client.next().await.payload["data"].clone();
-        assert_eq!((&data["table"], &data["record"]["id"]), (&json!(table), &json!(id)));
+    // The worker lists both bindings, also where only the one for all tables fits "u".
+    for (table, id, ids) in
+        [("t", 1, json!([1, 2])), ("u", 1, json!([1])), ("t", 2, json!([1, 2])), ("t", 3, json!([1, 2]))]
+    {
+        let payload = client.next().await.payload;
+        let data = &payload["data"];
+        assert_eq!((&data["table"], &data["record"]["id"], &payload["ids"]), (&json!(table), &json!(id), &ids));
     }
     client.expect_nothing().await;
 }
