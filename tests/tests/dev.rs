@@ -1,6 +1,6 @@
 //! The contract of `aura-realtime dev` (design §5).
 
-use std::{fs, os::unix::fs::PermissionsExt, time::Duration};
+use std::{fs, os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
 use anyhow::Result;
 use aura_testkit::{Signal, children_of, eventually, free_port, is_running};
@@ -98,5 +98,22 @@ async fn the_demo_writes_while_somebody_watches() -> Result<()> {
     assert!(event["commit_to_socket_ms"].as_i64().is_some_and(|ms| (0..5000).contains(&ms)), "{event}");
     let count: i64 = sql.query_one("select count(*) from messages", &[]).await?.get(0);
     assert!(count >= 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_directory_that_the_database_user_cannot_reach_puts_the_cluster_elsewhere() -> Result<()> {
+    let directory = Directory::create()?;
+    fs::set_permissions(&directory.0, fs::Permissions::from_mode(0o700))?;
+    let once = Dev::command(&directory, free_port()?)?.arg("--once").start()?;
+    let lines = once.succeeds(PATIENCE).await?;
+    let said = lines.iter().find(|line| line.contains("/var/lib/aura/"));
+    // Only root has another user to run the database as.
+    let root = fs::metadata("/proc/self").map(|data| std::os::unix::fs::MetadataExt::uid(&data))? == 0;
+    assert_eq!(said.is_some(), root, "{lines:?}");
+    if let Some(cluster) = said.and_then(|line| line.split_whitespace().find(|word| word.starts_with("/var/lib/aura/")))
+    {
+        fs::remove_dir_all(Path::new(cluster.trim_end_matches(':')).parent().unwrap())?;
+    }
     Ok(())
 }

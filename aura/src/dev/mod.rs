@@ -51,14 +51,13 @@ pub(crate) async fn run(options: DevOptions, shutdown: Shutdown) -> Result<ExitC
     // Before the database starts: a taken port is the most common mistake.
     let listener = aura_kit::http::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, options.port))).await?;
     let secrets = dir.secrets()?;
-    let cluster = match &options.database_url {
-        Some(_) => None,
-        None => Some(start_cluster(&dir, &options, user, screen).await?),
-    };
-    let urls = match (&cluster, &options.database_url) {
-        (Some(cluster), _) => databases::prepare(cluster, &secrets).await,
-        (None, Some(url)) => Ok(Urls::all_in(url.expose_secret())),
-        (None, None) => unreachable!("no URL means a cluster"),
+    let (cluster, urls) = match &options.database_url {
+        Some(url) => (None, Ok(Urls::all_in(url.expose_secret()))),
+        None => {
+            let cluster = start_cluster(&dir, &options, user, screen).await?;
+            let urls = databases::prepare(&cluster, &secrets).await;
+            (Some(cluster), urls)
+        }
     };
     let outcome = match urls {
         Ok(urls) => Session { options, screen, secrets, urls, started }.run(&mut dir, listener, &shutdown).await,
