@@ -15,7 +15,9 @@ pub(crate) enum EngineError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// `wal2json` was asked for and the server doesn't have it.
-    #[error("the source has no output plugin wal2json (apt-get install postgresql-<version>-wal2json), or its output_plugin_libraries doesn't list it")]
+    #[error(
+        "the source has no output plugin wal2json (apt-get install postgresql-<version>-wal2json), or its output_plugin_libraries doesn't list it"
+    )]
     PluginMissing,
     /// Somebody who isn't ours streams from the slot.
     #[error("the slot is used by another client (pid {pid})")]
