@@ -31,7 +31,7 @@ pub(crate) async fn run(rows: u32, rounds: u32) -> Result<Value> {
     let (mut peer, mut worker) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         peer.push(f64::from(rows) / run_peer(&sql, &project.admin_url, &table, &end).await?);
-        worker.push(f64::from(rows) / run_worker(&mut split, &sql, &end).await?);
+        worker.push(f64::from(rows) / run_worker(&mut split, &sql, &end, rows).await?);
     }
     let (peer_median, worker_median) = (median(&peer), median(&worker));
     Ok(json!({
@@ -73,7 +73,7 @@ async fn run_peer(sql: &Client, url: &str, table: &str, end: &str) -> Result<f64
 }
 
 /// Seconds from the walsender's start to the confirmation of the last row, which is the bus's receipt of it.
-async fn run_worker(split: &mut Split, sql: &Client, end: &str) -> Result<f64> {
+async fn run_worker(split: &mut Split, sql: &Client, end: &str, rows: u32) -> Result<f64> {
     sql.batch_execute(
         "select pg_drop_replication_slot('aura_cdc_slot');
          select pg_copy_logical_replication_slot('base', 'aura_cdc_slot')",
@@ -81,6 +81,7 @@ async fn run_worker(split: &mut Split, sql: &Client, end: &str) -> Result<f64> {
     .await?;
     let platform = split.postgres.client("platform").await?;
     platform.batch_execute("delete from aura.source_positions").await?;
+    let before = split.nats.received().await?;
     split.start_worker()?;
     let state = "select active, coalesce(confirmed_flush_lsn >= $1::text::pg_lsn, false)
                  from pg_replication_slots where slot_name = 'aura_cdc_slot'";
@@ -99,6 +100,8 @@ async fn run_worker(split: &mut Split, sql: &Client, end: &str) -> Result<f64> {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let seconds = began.context("the slot was never active")?.elapsed().as_secs_f64();
+    let received = split.nats.received().await? - before;
+    ensure!(received >= u64::from(rows), "the bus has received {received} messages, not one for each of {rows} rows");
     stop_worker(split).await?;
     Ok(seconds)
 }

@@ -28,6 +28,7 @@ pub struct Nats {
     server: Option<Process>,
     command: ProcessOptions,
     port: u16,
+    monitor: u16,
     _dir: RunDir,
 }
 
@@ -48,15 +49,16 @@ impl Nats {
 
     async fn try_start(options: &NatsOptions) -> Result<Self> {
         let dir = RunDir::create("nats")?;
-        let port = free_port()?;
+        let (port, monitor) = (free_port()?, free_port()?);
         let file = dir.path().join("nats.conf");
         let store = dir.path().join("jetstream");
         let mut lines = options.configuration.clone();
         lines.push(format!("listen: \"127.0.0.1:{port}\""));
+        lines.push(format!("http: \"127.0.0.1:{monitor}\""));
         lines.push(format!("jetstream {{ store_dir: \"{}\" }}", store.display()));
         std::fs::write(&file, lines.join("\n"))?;
         let command = ProcessOptions::new(binary()?).args(["-c", &file.to_string_lossy()]);
-        let mut nats = Self { server: None, command, port, _dir: dir };
+        let mut nats = Self { server: None, command, port, monitor, _dir: dir };
         nats.start_again().await?;
         Ok(nats)
     }
@@ -84,6 +86,15 @@ impl Nats {
     /// TCP port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Messages that the server has received from all clients since it started, by its own count (`/varz`, `in_msgs`).
+    pub async fn received(&self) -> Result<u64> {
+        let url = format!("http://127.0.0.1:{}/varz", self.monitor);
+        let answer = ProcessOptions::new("curl").args(["--silent", "--show-error", "--fail", &url]).start()?;
+        let lines = answer.succeeds(PATIENCE).await?;
+        let count = lines.iter().find_map(|line| line.trim().strip_prefix("\"in_msgs\":"));
+        count.and_then(|text| text.trim().trim_end_matches(',').parse().ok()).context("no in_msgs in /varz")
     }
 
     /// SIGTERM, and waits for the end.
