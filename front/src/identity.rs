@@ -23,7 +23,7 @@ impl Identity {
     }
 }
 
-/// Why a token isn't accepted; the texts are the original's (supabase-wire.md §1.3, §2.3).
+/// Why a token isn't accepted; the texts are the original's for a channel (supabase-wire.md §1.8, §2.3).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// No key at all.
@@ -45,10 +45,10 @@ pub enum TokenError {
     #[error("Failed to validate JWT signature")]
     Signature,
     /// No such project, or the token doesn't say which.
-    #[error("Tenant not found")]
+    #[error("Tenant with the given ID does not exist")]
     UnknownProject,
     /// The platform database doesn't answer.
-    #[error("Error connecting to Realtime")]
+    #[error("Realtime was unable to connect to the project database")]
     Unavailable,
 }
 
@@ -61,6 +61,16 @@ impl TokenError {
             Self::Signature => "JwtSignatureError",
             Self::UnknownProject => "TenantNotFound",
             Self::Unavailable => "UnableToConnectToProject",
+        }
+    }
+
+    /// What a refused connect says: where there is no channel yet, the original has other words (supabase-wire.md §1.3).
+    pub fn at_connect(&self) -> String {
+        match self {
+            Self::Expired { .. } => "Token has expired".to_owned(),
+            Self::UnknownProject => "Tenant not found".to_owned(),
+            Self::Unavailable => "Error connecting to Realtime".to_owned(),
+            other => other.to_string(),
         }
     }
 

@@ -5,6 +5,7 @@ mod front;
 mod hub;
 mod identity;
 mod outbox;
+mod query;
 mod registrar;
 mod request;
 mod settings;

@@ -5,18 +5,15 @@
 
 use std::{convert::Infallible, sync::Arc};
 
-use aura_wire::is_object;
+use aura_kit::{Code, Problem};
 use axum::{
-    Json,
     body::Body,
-    extract::{Query, State},
+    extract::State,
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture, stream};
-use http::{HeaderMap, HeaderValue, StatusCode, header};
-use serde::Deserialize;
-use serde_json::json;
+use http::{HeaderMap, HeaderValue, header};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
@@ -25,22 +22,13 @@ use crate::{
     front::Shared,
     identity::{Identity, TokenError},
     outbox::{Batch, Ending, Frame, Outbox},
+    query::Params,
     request::{Binding, BindingError},
     sink::{ChannelSink, Format},
     subscription::{Registration, Settled},
 };
 
 const SUBSCRIBED: &str = "Subscribed to PostgreSQL";
-
-/// Query of the stream.
-#[derive(Debug, Deserialize)]
-pub(crate) struct StreamQuery {
-    apikey: Option<String>,
-    schema: Option<String>,
-    table: Option<String>,
-    filter: Option<String>,
-    event: Option<String>,
-}
 
 /// Why there is no stream.
 #[derive(Debug, thiserror::Error)]
@@ -52,55 +40,56 @@ enum StreamError {
     /// The worker's word on the binding.
     #[error("{0}")]
     Rejected(String),
-    #[error("the server is going away")]
+    #[error("Try again, another process will answer.")]
     Draining,
+}
+
+impl StreamError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Token(TokenError::Missing) => Code::MissingCredentials,
+            Self::Token(TokenError::Expired { .. }) => Code::TokenExpired,
+            Self::Token(TokenError::UnknownProject) => Code::ProjectNotFound,
+            Self::Token(TokenError::Unavailable) => Code::PlatformUnavailable,
+            Self::Token(TokenError::MissingClaims | TokenError::Malformed | TokenError::Signature) => {
+                Code::InvalidToken
+            }
+            Self::Binding(_) | Self::Rejected(_) => Code::InvalidParameter,
+            Self::Draining => Code::ShuttingDown,
+        }
+    }
 }
 
 impl IntoResponse for StreamError {
     fn into_response(self) -> Response {
-        let (status, code) = match &self {
-            Self::Token(TokenError::UnknownProject) => (StatusCode::NOT_FOUND, "not_found"),
-            Self::Token(TokenError::Unavailable) | Self::Draining => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
-            Self::Token(_) => (StatusCode::UNAUTHORIZED, "unauthorized"),
-            Self::Binding(_) | Self::Rejected(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_subscription"),
+        let detail = match &self {
+            Self::Token(error) => error.at_connect(),
+            other => other.to_string(),
         };
-        let problem = json!({
-            "type": format!("urn:aura:error:{code}"), "code": code, "status": status.as_u16(),
-            "title": status.canonical_reason(), "detail": self.to_string(), "retryable": status.is_server_error(),
-        });
-        debug_assert!(is_object(&problem.to_string()));
-        let mut response = (status, Json(problem)).into_response();
-        let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+        let mut response = Problem::new(self.code(), detail).into_response();
+        response.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
         response
     }
 }
 
 /// `GET /realtime/v1/sse?schema=&table=&filter=&event=`. The answer is held until the binding delivers, as a join's is.
-pub(crate) async fn stream(
-    State(shared): State<Arc<Shared>>,
-    Query(query): Query<StreamQuery>,
-    headers: HeaderMap,
-) -> Response {
-    match open(shared, query, &headers).await {
+pub(crate) async fn stream(State(shared): State<Arc<Shared>>, query: Params, headers: HeaderMap) -> Response {
+    match open(shared, &query, &headers).await {
         Ok(stream) => respond(stream),
         Err(error) => error.into_response(),
     }
 }
 
-async fn open(shared: Arc<Shared>, query: StreamQuery, headers: &HeaderMap) -> Result<EventStream, StreamError> {
+async fn open(shared: Arc<Shared>, query: &Params, headers: &HeaderMap) -> Result<EventStream, StreamError> {
     if shared.draining() {
         return Err(StreamError::Draining);
     }
-    let token = bearer(headers).or_else(|| text(headers, "apikey")).or(query.apikey.as_deref());
+    let token = bearer(headers).or_else(|| text(headers, "apikey")).or(query.get("apikey"));
     let token = token.filter(|token| !token.is_empty()).ok_or(TokenError::Missing)?;
     let identity = shared.auth.connect(token).await?;
     // An empty parameter is none: forms and links leave them so.
-    let given = |text: &'_ Option<String>| text.clone().filter(|text| !text.is_empty());
-    let (schema, table, filter, event) =
-        (given(&query.schema), given(&query.table), given(&query.filter), given(&query.event));
-    let binding = Binding::new(1, schema.as_deref(), table.as_deref(), event.as_deref(), filter.as_deref(), None)?;
+    let given = |name| query.get(name).filter(|text| !text.is_empty());
+    let binding = Binding::new(1, given("schema"), given("table"), given("event"), given("filter"), None)?;
     EventStream::open(shared, &identity, binding).await
 }
 

@@ -10,7 +10,7 @@ impl Session {
         let Some(token) = payload["access_token"].as_str().filter(|token| !token.starts_with("sb_")) else { return };
         let current = self.channels.get(&frame.topic).is_some_and(|channel| channel.token == token);
         if !current && let Err(error) = self.refresh(&frame.topic, token).await {
-            self.shut(&frame.topic, &error.to_string());
+            self.shut(&frame.topic, &error);
         }
     }
 
@@ -31,10 +31,14 @@ impl Session {
         Ok(())
     }
 
-    /// Ends a channel with an error; the socket stays.
-    fn shut(&mut self, topic: &str, message: &str) {
-        if let Some(channel) = self.channels.remove(topic) {
-            channel.close(self.version, [channel.sink.system("system", false, message)]);
+    /// Ends a channel with an error; the socket stays. That we can't look is no fault of the token: the client joins
+    /// again with it, where a close would end its subscription for good.
+    fn shut(&mut self, topic: &str, error: &TokenError) {
+        let Some(channel) = self.channels.remove(topic) else { return };
+        let told = [channel.sink.system("system", false, &error.to_string())];
+        match error {
+            TokenError::Unavailable => channel.fail(self.version, told),
+            _ => channel.close(self.version, told),
         }
     }
 }

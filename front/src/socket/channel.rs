@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use aura_wire::phoenix::{Outgoing, Ref, Version};
+use tokio::time::Instant;
 
 use crate::{
     hub::Member, identity::Identity, outbox::Frame, request::Binding, sink::ChannelSink, subscription::Registration,
@@ -33,6 +34,8 @@ pub(super) struct PendingReply {
     pub(super) reference: Ref,
     pub(super) response: String,
     pub(super) presence: bool,
+    /// Held no longer than this, whatever happens meanwhile: clients give up.
+    pub(super) until: Instant,
 }
 
 impl Channel {
@@ -56,16 +59,26 @@ impl Channel {
         }
     }
 
-    /// Ends the channel: `last`, then `phx_close` with the join's reference in both slots.
+    /// Ends the channel: `last`, then `phx_close`, after which a client doesn't join again by itself.
     pub(super) fn close(&self, version: Version, last: impl IntoIterator<Item = Frame>) {
-        let close = Outgoing {
+        self.end(version, last, "phx_close", "{}");
+    }
+
+    /// Ends the channel: `last`, then `phx_error`, after which a client joins again.
+    pub(super) fn fail(&self, version: Version, last: impl IntoIterator<Item = Frame>) {
+        self.end(version, last, "phx_error", r#"{"reason":"unavailable"}"#);
+    }
+
+    /// The last frame has the join's reference in both slots.
+    fn end(&self, version: Version, last: impl IntoIterator<Item = Frame>, event: &str, payload: &str) {
+        let end = Outgoing {
             join_ref: &self.join_ref,
             reference: &self.join_ref,
             topic: &self.sink.topic,
-            event: "phx_close",
-            payload: &["{}"],
+            event,
+            payload: &[payload],
         };
-        self.sink.close(last.into_iter().chain([Frame::text(close.encode(version))]));
+        self.sink.close(last.into_iter().chain([Frame::text(end.encode(version))]));
     }
 }
 

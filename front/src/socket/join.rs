@@ -3,7 +3,7 @@ use std::{sync::Arc, time::Duration};
 use aura_wire::phoenix::{Incoming, Ref};
 use futures_util::FutureExt;
 use serde_json::json;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::{
     channel::{Channel, PendingReply, reply},
@@ -102,8 +102,12 @@ impl Session {
         let outbox = Arc::clone(&self.outbox);
         let sink = Arc::new(ChannelSink::new(number, topic, Format::Socket(self.version), outbox, limit));
         let member = self.hub.join(Topic { private: request.private, name: sink.name().into() }, &sink);
-        let pending =
-            PendingReply { reference: frame.reference.clone(), response: request.echo(), presence: request.presence };
+        let pending = PendingReply {
+            reference: frame.reference.clone(),
+            response: request.echo(),
+            presence: request.presence,
+            until: Instant::now() + self.shared.settings.join_hold,
+        };
         Channel {
             join_ref: if frame.join_ref.is_null() { frame.reference.clone() } else { frame.join_ref.clone() },
             sink,
@@ -127,7 +131,10 @@ impl Session {
         let registration =
             Registration::new(hub, &shared.registrar, key, &channel.identity, &channel.bindings, &channel.sink);
         channel.turn += 1;
-        self.follow(channel, registration.settled(), Some(self.shared.settings.join_hold));
+        // A new token doesn't prolong the hold of the reply.
+        let left =
+            channel.pending_reply.as_ref().map(|pending| pending.until.saturating_duration_since(Instant::now()));
+        self.follow(channel, registration.settled(), Some(left.unwrap_or(self.shared.settings.join_hold)));
         channel.registration = Some(registration);
     }
 

@@ -9,40 +9,41 @@ mod writer;
 
 use std::sync::Arc;
 
+use aura_kit::{Code, Problem};
 use aura_wire::phoenix::Version;
 use axum::{
     Json,
-    extract::{Query, State, WebSocketUpgrade, ws::WebSocket},
+    extract::{
+        State, WebSocketUpgrade,
+        ws::{WebSocket, rejection::WebSocketUpgradeRejection},
+    },
     response::{IntoResponse, Response},
 };
 use http::{HeaderMap, StatusCode};
-use serde::Deserialize;
 use serde_json::json;
 
 use crate::{
     front::Shared,
     identity::{Identity, TokenError},
+    query::Params,
 };
-
-/// Query of the upgrade; unknown parameters are ignored.
-#[derive(Debug, Deserialize)]
-pub(crate) struct ConnectQuery {
-    apikey: Option<String>,
-    vsn: Option<String>,
-}
 
 /// `GET /socket/websocket`.
 pub(crate) async fn upgrade(
     State(shared): State<Arc<Shared>>,
-    Query(query): Query<ConnectQuery>,
+    query: Params,
     headers: HeaderMap,
-    upgrade: WebSocketUpgrade,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
-    let Some(version) = Version::from_param(query.vsn.as_deref()) else {
+    let upgrade = match upgrade {
+        Ok(upgrade) => upgrade,
+        Err(rejection) => return Problem::new(Code::MalformedRequest, rejection.body_text()).into_response(),
+    };
+    let Some(version) = Version::from_param(query.get("vsn")) else {
         return StatusCode::FORBIDDEN.into_response();
     };
     let header = headers.get("x-api-key").and_then(|value| value.to_str().ok());
-    let token = token_text(header.or(query.apikey.as_deref()));
+    let token = token_text(header.or(query.get("apikey")));
     match connect(&shared, &token).await {
         Ok(identity) => accept(shared, upgrade, version, identity, token),
         Err(error) => refuse(&error),
@@ -63,7 +64,7 @@ async fn connect(shared: &Shared, token: &str) -> Result<Identity, TokenError> {
 
 fn refuse(error: &TokenError) -> Response {
     metrics::counter!("front_connects_refused_total", "reason" => error.code()).increment(1);
-    (error.status(), Json(json!({"error": error.to_string()}))).into_response()
+    (error.status(), Json(json!({"error": error.at_connect()}))).into_response()
 }
 
 fn accept(

@@ -2,7 +2,10 @@ use aura_domain::Epoch;
 use aura_wire::{control::Announcement, phoenix::Version};
 use serde_json::{Value, json};
 
-use crate::rig::{FAR, Rig, hasty, source};
+use crate::{
+    client::PATIENCE,
+    rig::{FAR, Rig, hasty, source},
+};
 
 const UNREGISTERED: &str = "Unable to subscribe to changes with given parameters.";
 
@@ -62,6 +65,26 @@ async fn a_join_is_answered_in_time_even_if_nothing_streams_and_confirmed_later(
 }
 
 #[tokio::test]
+async fn new_tokens_do_not_prolong_the_hold_of_a_join_reply() {
+    let rig = Rig::start_with(hasty(), std::sync::Arc::new(aura_bus::MemoryBus::new())).await;
+    rig.leader.state().streaming = false;
+    let mut client = rig.connect(Version::V2, "alice").await;
+    client.join("realtime:room", json!([{"table": "t"}])).await;
+    let began = std::time::Instant::now();
+    for n in 0.. {
+        assert!(began.elapsed() < PATIENCE, "the join is never answered");
+        let token = json!({"access_token": format!("user{n}.authenticated.{FAR}")});
+        client.send(json!("1"), json!("2"), "realtime:room", "access_token", token).await;
+        client.send(Value::Null, json!("beat"), "phoenix", "heartbeat", json!({})).await;
+        let got = client.next().await;
+        if got.topic == "realtime:room" {
+            assert_eq!((got.reference, &got.payload["status"]), (json!("1"), &json!("ok")));
+            return;
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_unregistered_table_is_told_and_confirmed_once_it_is_registered() {
     let rig = Rig::start().await;
     rig.leader.state().exceptions.insert("t".to_owned(), (UNREGISTERED.to_owned(), false));
@@ -106,6 +129,12 @@ async fn refusals_have_their_codes() {
         ),
         ("realtime:x", json!({}), Some("forged"), "JwtSignatureError: Failed to validate JWT signature"),
         ("realtime:x", json!({}), Some("bob.authenticated.5"), "InvalidJWTToken: Token has expired 5 seconds ago"),
+        (
+            "realtime:x",
+            json!({}),
+            Some("away"),
+            "UnableToConnectToProject: Realtime was unable to connect to the project database",
+        ),
         ("realtime:x", json!({}), Some("what"), "MalformedJWT: The token provided is not a valid JWT"),
         (
             "realtime:x",

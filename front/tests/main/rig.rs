@@ -14,7 +14,7 @@ use crate::{
     leader::Leader,
 };
 
-/// Tokens of the form `<sub>.<role>.<exp>`; `forged` and `unknown` are refused.
+/// Tokens of the form `<sub>.<role>.<exp>`; `forged`, `unknown` and `away` are refused.
 pub(crate) struct Tokens;
 
 pub(crate) const FAR: i64 = 4_000_000_000;
@@ -35,6 +35,7 @@ impl Authenticator for Tokens {
             return Err(match token {
                 "unknown" => TokenError::UnknownProject,
                 "forged" => TokenError::Signature,
+                "away" => TokenError::Unavailable,
                 _ => TokenError::Malformed,
             });
         };

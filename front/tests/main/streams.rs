@@ -86,16 +86,20 @@ async fn keys_come_by_query_and_header_and_bad_ones_are_problems() {
     let bearer = format!("Authorization: Bearer {good}\r\napikey: forged\r\n");
     let mut stream = Stream::open(&rig, "/realtime/v1/sse?table=t", &bearer).await;
     stream.until("Subscribed to PostgreSQL").await;
-    for (path, header, status) in [
-        ("/realtime/v1/sse?table=t", "", "401"),
-        ("/realtime/v1/sse?table=t&apikey=forged", "", "401"),
-        ("/realtime/v1/sse?table=t&apikey=unknown", "", "404"),
-        ("/realtime/v1/sse?schema=", &*key("alice"), "422"),
+    for (path, header, status, code) in [
+        ("/realtime/v1/sse?table=t", "", "401", "missing_credentials"),
+        ("/realtime/v1/sse?table=t&apikey=forged", "", "401", "invalid_token"),
+        ("/realtime/v1/sse?table=t&apikey=a.b.5", "", "401", "token_expired"),
+        ("/realtime/v1/sse?table=t&apikey=unknown", "", "404", "project_not_found"),
+        ("/realtime/v1/sse?table=t&apikey=away", "", "503", "platform_unavailable"),
+        ("/realtime/v1/sse?schema=", &*key("alice"), "422", "invalid_parameter"),
+        ("/realtime/v1/websocket", "", "400", "malformed_request"),
     ] {
         let mut stream = Stream::open(&rig, path, header).await;
         stream.end().await;
         assert!(stream.text.starts_with(&format!("HTTP/1.0 {status}")), "{}", stream.text);
         assert!(stream.text.contains("application/problem+json"), "{}", stream.text);
+        assert!(stream.text.contains(&format!(r#""code":"{code}""#)), "{}", stream.text);
     }
 }
 

@@ -54,6 +54,19 @@ async fn a_bad_token_closes_the_channel_and_keeps_the_socket() {
 }
 
 #[tokio::test]
+async fn a_token_that_cannot_be_looked_at_now_makes_the_client_join_again() {
+    let rig = Rig::start().await;
+    let mut client = rig.subscriber("t", "alice").await;
+    client.send(json!("1"), json!("2"), "realtime:room", "access_token", json!({"access_token": "away"})).await;
+    let system = client.next().await.payload;
+    assert_eq!(system["message"], "Realtime was unable to connect to the project database");
+    let error = client.next().await;
+    assert_eq!((error.event.as_str(), error.reference), ("phx_error", json!("1")), "after phx_close it would not");
+    rig.leader_has(0).await;
+    client.subscribe("realtime:room", json!([{"table": "t"}])).await;
+}
+
+#[tokio::test]
 async fn r_frt_3_an_expired_token_closes_the_channel_and_keeps_the_socket() {
     let rig = Rig::start().await;
     let mut client = rig.connect(Version::V2, "alice").await;
