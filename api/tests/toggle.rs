@@ -46,10 +46,12 @@ async fn put_answers_200_once_the_worker_covers_the_table() -> Result<()> {
 #[tokio::test]
 async fn put_answers_202_while_no_worker_covers_the_table() -> Result<()> {
     let (platform, tenant) = start("messages").await?;
-    let call = platform.call(Method::PUT, &toggle(&tenant, "messages")).key(&tenant.service).header("prefer", "wait=0");
+    // The same place is shown where to look, schema included.
+    let path = toggle(&tenant, "messages") + "?schema=public";
+    let call = platform.call(Method::PUT, &path).key(&tenant.service).header("prefer", "wait=0");
     let reply = call.json(&json!({"enabled": true})).send().await?;
     assert_eq!((reply.status, &reply.body["status"]), (StatusCode::ACCEPTED, &json!("pending")));
-    assert_eq!(reply.header("location"), toggle(&tenant, "messages"));
+    assert_eq!(reply.header("location"), path);
     assert_eq!(reply.header("retry-after"), "1");
     assert_eq!(reply.body["active_since_lsn"], Value::Null);
     assert_eq!(platform.replica_identity(&tenant, "messages").await?, 'f', "the ALTER needs no worker");

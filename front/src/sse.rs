@@ -84,7 +84,7 @@ async fn open(shared: Arc<Shared>, query: &Params, headers: &HeaderMap) -> Resul
     if shared.draining() {
         return Err(StreamError::Draining);
     }
-    let token = bearer(headers).or_else(|| text(headers, "apikey")).or(query.get("apikey"));
+    let token = bearer(headers).or_else(|| text(headers, "apikey")).or_else(|| query.get("apikey"));
     let token = token.filter(|token| !token.is_empty()).ok_or(TokenError::Missing)?;
     let identity = shared.auth.connect(token).await?;
     // An empty parameter is none: forms and links leave them so.

@@ -1,7 +1,7 @@
 use aura_kit::{Json, problem::ProblemBody};
 use axum::{
     extract::{OriginalUri, State},
-    http::{HeaderMap, HeaderValue, StatusCode, header},
+    http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
@@ -98,7 +98,7 @@ pub(crate) async fn put_table_realtime(
 ) -> Result<Response> {
     let options = Options::new(&headers, query.dry_run);
     let change = Change { state: &state, service: &service, options };
-    Ok(respond(change.run(body.enabled).await?, Some(uri.path())))
+    Ok(respond(change.run(body.enabled).await?, Some(&uri)))
 }
 
 /// Switch a table's changes off.
@@ -133,11 +133,11 @@ pub(crate) async fn delete_table_realtime(
 ) -> Result<Response> {
     let options = Options::new(&headers, query.dry_run);
     let change = Change { state: &state, service: &service, options };
-    Ok(respond(change.run(false).await?, Some(uri.path())))
+    Ok(respond(change.run(false).await?, Some(&uri)))
 }
 
-/// `location`: where to look after a 202.
-fn respond(answer: Answer, location: Option<&str>) -> Response {
+/// `uri`: where to look after a 202, with the schema that the query names.
+fn respond(answer: Answer, uri: Option<&Uri>) -> Response {
     let status = if answer.done { StatusCode::OK } else { StatusCode::ACCEPTED };
     let mut response = (status, Json(answer.view)).into_response();
     let headers = response.headers_mut();
@@ -147,8 +147,8 @@ fn respond(answer: Answer, location: Option<&str>) -> Response {
         }
     };
     set(header::ETAG, &answer.etag);
-    if let (StatusCode::ACCEPTED, Some(location)) = (status, location) {
-        set(header::LOCATION, location);
+    if let (StatusCode::ACCEPTED, Some(location)) = (status, uri.and_then(Uri::path_and_query)) {
+        set(header::LOCATION, location.as_str());
         set(header::RETRY_AFTER, "1");
     }
     response

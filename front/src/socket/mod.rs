@@ -43,7 +43,7 @@ pub(crate) async fn upgrade(
         return StatusCode::FORBIDDEN.into_response();
     };
     let header = headers.get("x-api-key").and_then(|value| value.to_str().ok());
-    let token = token_text(header.or(query.get("apikey")));
+    let token = token_text(header.or_else(|| query.get("apikey")));
     match connect(&shared, &token).await {
         Ok(identity) => accept(shared, upgrade, version, identity, token),
         Err(error) => refuse(&error),
