@@ -17,6 +17,9 @@ use super::child::{self, User};
 /// Where the cluster goes when its user can't reach the data directory.
 const ELSEWHERE: &str = "/var/lib/aura";
 
+/// Who runs here; by this file a data directory is known.
+const LOCK: &str = "lock";
+
 /// An opened data directory; nobody else can open it until this is dropped.
 #[derive(Debug)]
 pub(crate) struct DataDir {
@@ -38,8 +41,11 @@ impl DataDir {
     /// Creates the directory if need be (0700) and takes it for this process.
     ///
     /// # Errors
-    /// Another `dev` runs on it: the error says which.
+    /// Another `dev` runs on it: the error says which. Or it holds other things: it would be given away to `user`.
     pub(crate) fn open(path: &Path, user: Option<&User>) -> Result<Self> {
+        if !path.join(LOCK).exists() && fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some()) {
+            bail!("{} isn't empty and no data directory of `aura-realtime dev`: name another", path.display());
+        }
         fs::create_dir_all(path).with_context(|| format!("can't create {}", path.display()))?;
         let path = fs::canonicalize(path)?;
         let mut lock = OpenOptions::new()
@@ -48,7 +54,7 @@ impl DataDir {
             .create(true)
             .truncate(false)
             .mode(0o600)
-            .open(path.join("lock"))
+            .open(path.join(LOCK))
             .with_context(|| format!("can't write to {}", path.display()))?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             let mut runner = String::new();
@@ -150,6 +156,19 @@ mod tests {
         assert!(error.contains("http://127.0.0.1:54321"), "{error}");
         drop(first);
         DataDir::open(&path, None)?;
+        Ok(fs::remove_dir_all(path)?)
+    }
+
+    #[test]
+    fn a_directory_with_other_things_is_left_alone() -> Result<()> {
+        let path = scratch("others");
+        fs::create_dir_all(&path)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        fs::write(path.join("letter.txt"), "dear")?;
+        let error = DataDir::open(&path, None).expect_err("it isn't ours").to_string();
+        assert!(error.contains("isn't empty"), "{error}");
+        assert_eq!(fs::metadata(&path)?.permissions().mode() & 0o777, 0o755);
+        assert_eq!(fs::read_dir(&path)?.count(), 1);
         Ok(fs::remove_dir_all(path)?)
     }
 

@@ -1,9 +1,12 @@
 //! Databases and roles inside the private cluster: `platform` owned by its own role, `app` for the tenants' tables, and
 //! a worker's login that is no superuser.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use aura_domain::{quote_ident, quote_literal};
-use tokio_postgres::{Client, NoTls};
+use aura_pgsource::{SourceUrl, SqlConnection, connect_sql};
+use tokio_postgres::Client;
 
 use super::{cluster::Cluster, data_dir::Secrets};
 
@@ -11,6 +14,8 @@ use super::{cluster::Cluster, data_dir::Secrets};
 const PLATFORM_ROLE: &str = "aura_platform";
 /// The worker's login: REPLICATION and nothing else.
 const WORKER_ROLE: &str = "aura_worker";
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where everything is.
 #[derive(Debug, Clone)]
@@ -46,11 +51,10 @@ pub(crate) async fn prepare(cluster: &Cluster, secrets: &Secrets) -> Result<Urls
     })
 }
 
-/// A session of our own; the connection's task ends with the client.
-pub(crate) async fn connect(url: &str) -> Result<Client> {
-    let (client, connection) = tokio_postgres::connect(url, NoTls).await.context("can't connect to PostgreSQL")?;
-    tokio::spawn(connection);
-    Ok(client)
+/// A session of our own, encrypted as the URL's `sslmode` asks for.
+pub(crate) async fn connect(url: &str) -> Result<SqlConnection> {
+    let url = SourceUrl::parse(url)?;
+    connect_sql(&url, "aura-dev", None, CONNECT_TIMEOUT).await.context("can't connect to PostgreSQL")
 }
 
 async fn role(client: &Client, name: &str, attributes: &str, password: &str) -> Result<()> {

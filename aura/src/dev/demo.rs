@@ -159,12 +159,12 @@ async fn insert(admin_url: &str, schema: &str, number: u64) -> Result<()> {
     let (author, name) = if number.is_multiple_of(2) { (ALICE, "alice") } else { (BOB, "bob") };
     let private = number.is_multiple_of(3);
     let body = format!("message {number} from {name}{}", if private { ", for nobody else" } else { "" });
-    add_message(&databases::connect(admin_url).await?, schema, author, &body, private).await
+    add_message(&*databases::connect(admin_url).await?, schema, author, &body, private).await
 }
 
 /// Inserts one row that everybody sees.
 pub(crate) async fn insert_public(admin_url: &str, schema: &str, body: &str) -> Result<()> {
-    add_message(&databases::connect(admin_url).await?, schema, ALICE, body, false).await
+    add_message(&*databases::connect(admin_url).await?, schema, ALICE, body, false).await
 }
 
 async fn add_message(client: &Client, schema: &str, author: &str, body: &str, private: bool) -> Result<()> {

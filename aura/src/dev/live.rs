@@ -73,10 +73,26 @@ async fn live(subscriber: &mut Subscriber) -> Result<()> {
     loop {
         match subscriber.next().await? {
             Told::System(told) if told["status"] == "ok" => return Ok(()),
-            // It will say ok once it streams.
-            Told::System(told) if told["error"] == "not_streaming" => {}
+            Told::System(told) if will_follow(&told) => {}
             Told::System(told) => bail!("the subscription failed: {}", told["message"]),
             Told::Change(_) => {}
         }
+    }
+}
+
+/// Whether an ok comes once the engine streams: `not_streaming`, maybe with a reason behind it.
+fn will_follow(told: &Value) -> bool {
+    told["message"].as_str().is_some_and(|message| message.starts_with("not_streaming"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn once_waits_for_an_engine_that_is_slow_to_start() {
+        let told = |message: &str| json!({"extension": "postgres_changes", "status": "error", "message": message});
+        assert!(will_follow(&told("not_streaming")) && will_follow(&told("not_streaming: waiting_for_transactions")));
+        assert!(!will_follow(&told("Unable to subscribe to changes with given parameters.")));
     }
 }
