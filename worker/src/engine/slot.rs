@@ -61,7 +61,8 @@ impl Engine {
         let first = if self.source.plugin == Wanted::PgOutput { Plugin::PgOutput } else { Plugin::Wal2json };
         let created = match self.try_create(connection, first).await {
             Err(EngineError::PluginMissing) if self.source.plugin == Wanted::Auto => {
-                tracing::warn!(source = %self.source.id, "wal2json isn't installed on the source, using pgoutput");
+                // With what to do about it.
+                tracing::warn!(source = %self.source.id, "using pgoutput: {}", EngineError::PluginMissing);
                 self.try_create(connection, Plugin::PgOutput).await.map(|lsn| (Plugin::PgOutput, lsn))
             }
             other => other.map(|lsn| (first, lsn)),
