@@ -479,3 +479,23 @@ async fn describe_tells_a_join_what_its_role_may_read() -> Result<()> {
     assert!(tenants.pool.describe(tenants.shop, &relation("shop", "none")?, "anon", &[]).await?.is_none());
     Ok(())
 }
+
+/// G4: pg_get_expr waits for a table's lock, on the connection that all projects share.
+#[tokio::test]
+async fn g4_a_locked_table_holds_up_nobody_else() -> Result<()> {
+    let tenants = Tenants::start().await?;
+    tenants.run(NOTES).await?;
+    tenants.run("create table shop.open (id int)").await?;
+    tenants.superuser.batch_execute("begin; lock table shop.notes in access exclusive mode").await?;
+    let (locked, open) = (relation("shop", "notes")?, relation("shop", "open")?);
+    let began = std::time::Instant::now();
+    let (locked, open) = tokio::join!(
+        tenants.pool.describe(tenants.shop, &locked, "anon", &[]),
+        tenants.pool.describe(tenants.shop, &open, "anon", &[]),
+    );
+    assert!(locked.is_err(), "what can't be read is no answer: {locked:?}");
+    assert!(open?.is_some() && began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
+    tenants.superuser.batch_execute("rollback").await?;
+    assert!(tenants.pool.describe(tenants.shop, &relation("shop", "notes")?, "anon", &[]).await?.is_some());
+    Ok(())
+}

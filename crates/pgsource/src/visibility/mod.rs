@@ -38,6 +38,8 @@ const VISIBLE_LIMIT: Duration = Duration::from_secs(10);
 /// Waiting times between two looks.
 const FIRST_WAIT: Duration = Duration::from_micros(200);
 const LONGEST_WAIT: Duration = Duration::from_millis(50);
+/// The same where somebody has locked the table: each look keeps the connection that all tables share.
+const LOCKED_WAIT: Duration = Duration::from_millis(500);
 
 /// All visibility checks of one source.
 pub struct VisibilityPool {
@@ -149,7 +151,15 @@ impl VisibilityPool {
             None => self.read(&request, &roles, &mut wait).await?,
         };
         loop {
-            let Some(known) = look.known.as_ref() else { return Ok(gone(&request)) };
+            let known = match look.known.as_ref() {
+                Some(known) if look.confirmed || needs_policies(&request, &known.table) => known,
+                None if look.confirmed => return Ok(gone(&request)),
+                // What was remembered meanwhile decides nothing.
+                _ => {
+                    look = self.read(&request, &roles, &mut wait).await?;
+                    continue;
+                }
+            };
             match self.step(&request, &roles, known, look.confirmed, &mut wait).await? {
                 Next::Outcome(outcome) => return Ok(outcome),
                 Next::Look(newer) => {
@@ -215,7 +225,14 @@ impl VisibilityPool {
     /// Reads the catalogue on our own login, in a snapshot that sees every transaction of the batch.
     async fn read(&self, request: &CheckRequest<'_>, roles: &[&str], wait: &mut Wait) -> Result<Look, SourceError> {
         loop {
-            let answer = self.own.read(request.relation, roles).await?;
+            let answer = match self.own.read(request.relation, roles).await {
+                Err(error) if error.sqlstate() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                    wait.bound()?;
+                    tokio::time::sleep(LOCKED_WAIT).await;
+                    continue;
+                }
+                answer => answer?,
+            };
             if sees_all(&answer.snapshot, request.xids)? {
                 return self.look(request.relation, answer.table).await;
             }

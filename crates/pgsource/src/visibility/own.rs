@@ -184,7 +184,10 @@ impl Session {
         let late = SourceError::Timeout { what: "preparing the catalogue statement", limit: STATEMENT_LIMIT };
         let prepared = async {
             // One plan for all tables: planning would take longer than running.
-            client.batch_execute("set plan_cache_mode = force_generic_plan; set statement_timeout = 5000").await?;
+            // pg_get_expr waits for whoever has locked the table; all tables share this connection, so it may not for long.
+            let settings =
+                "set plan_cache_mode = force_generic_plan; set statement_timeout = 5000; set lock_timeout = 50";
+            client.batch_execute(settings).await?;
             let catalogue = client.prepare_typed(CATALOG_SQL, &CATALOG_TYPES).await?;
             Ok::<_, SourceError>((catalogue, client.prepare_typed(TYPES_SQL, &[Type::OID_ARRAY]).await?))
         };
