@@ -3,4 +3,5 @@
 #![allow(clippy::large_futures, reason = "a test runs once")]
 
 mod delivery;
+mod losses;
 mod stage;

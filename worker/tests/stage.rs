@@ -211,6 +211,16 @@ impl Watch {
             return seen(&message);
         }
     }
+
+    /// The next gap; changes before it are passed over.
+    pub(crate) async fn next_gap(&mut self) -> Value {
+        loop {
+            let message = tokio::time::timeout(PATIENCE, self.messages.next()).await.expect("in time").expect("open");
+            if message.subject.as_str().ends_with(".gap") {
+                return serde_json::from_slice(&message.payload).expect("JSON");
+            }
+        }
+    }
 }
 
 fn seen(message: &Message) -> Seen {

@@ -1,7 +1,7 @@
 //! Registrations as the worker sees them: what to cover, and what it reports back.
 
 use aura_domain::{Epoch, Lsn, SourceId};
-use sqlx::PgConnection;
+use sqlx::{PgConnection, postgres::types::Oid};
 use uuid::Uuid;
 
 use crate::{
@@ -46,7 +46,7 @@ impl Store {
     }
 
     /// The running filter, made of `revision`, covers these: `(registration, active_since_lsn)`. One that was changed
-    /// after that revision is left alone; one that is active keeps the older LSN.
+    /// after that revision is left alone, and so is one that isn't pending.
     pub async fn mark_active(
         &self,
         source: SourceId,
@@ -63,7 +63,8 @@ impl Store {
                 "update aura.realtime_tables r set status = 'active', reason = null,
                     active_since_lsn = coalesce(r.active_since_lsn, a.lsn::pg_lsn)
                  from unnest($3::uuid[], $4::text[]) as a (id, lsn)
-                 where r.id = a.id and r.source_id = $1 and r.enabled and r.identity_set and r.revision <= $2",
+                 where r.id = a.id and r.source_id = $1 and r.enabled and r.identity_set and r.revision <= $2
+                    and r.status = 'pending'",
             );
             query.bind(source.0).bind(revision).bind(&ids).bind(&lsns).execute(&mut *tx).await?;
             notify_status(&mut tx, source).await?;
@@ -73,12 +74,13 @@ impl Store {
         .await
     }
 
-    /// The worker found an enabled registration blocked, missing or pending again; `reason` for people.
+    /// The worker found an enabled registration blocked, missing or pending again; `reason` for people. One that has been
+    /// enabled for another table than `oid` meanwhile is left alone.
     pub async fn mark_status(
         &self,
         source: SourceId,
         epoch: Epoch,
-        id: Uuid,
+        (id, oid): (Uuid, u32),
         status: RegistrationStatus,
         reason: Option<&str>,
     ) -> Result<(), StoreError> {
@@ -87,9 +89,10 @@ impl Store {
             fence(&mut tx, source, epoch).await?;
             let query = sqlx::query(
                 "update aura.realtime_tables set status = $3, reason = $4, active_since_lsn = null
-                 where id = $2 and source_id = $1 and enabled",
+                 where id = $2 and source_id = $1 and enabled and table_oid = $5",
             );
-            query.bind(source.0).bind(id).bind(status.as_str()).bind(reason).execute(&mut *tx).await?;
+            let query = query.bind(source.0).bind(id).bind(status.as_str()).bind(reason).bind(Oid(oid));
+            query.execute(&mut *tx).await?;
             notify_status(&mut tx, source).await?;
             tx.commit().await?;
             Ok(())

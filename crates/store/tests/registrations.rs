@@ -126,13 +126,16 @@ async fn r_reg_2_a_new_table_of_the_name_goes_live_only_when_enabled_again() {
     store.identity_set(on.id, None, Lsn(10), FIRST).await.expect("set");
     let epoch = store.raise_epoch(platform.source).await.expect("raised");
     let missing = RegistrationStatus::Missing;
-    store.mark_status(platform.source, epoch, on.id, missing, Some("dropped")).await.expect("marked");
+    store.mark_status(platform.source, epoch, (on.id, on.oid), missing, Some("dropped")).await.expect("marked");
     let seen = store.registration_by_id(on.id).await.expect("read").expect("it exists");
     assert_eq!((seen.status, seen.reason.as_deref(), seen.oid), (missing, Some("dropped"), 7));
     let again = platform.enable(project, "t", 8).await;
     assert_eq!((again.oid, again.status, again.identity_set), (8, RegistrationStatus::Pending, false));
     assert_eq!((again.enabled_at_lsn, again.reason), (None, None));
     assert!(again.revision > seen.revision);
+    store.mark_status(platform.source, epoch, (on.id, 7), missing, Some("a late word")).await.expect("not fenced");
+    let kept = store.registration_by_id(on.id).await.expect("read").expect("it exists");
+    assert_eq!(kept.status, RegistrationStatus::Pending, "what was found of the old table says nothing of the new one");
 }
 
 #[tokio::test]
@@ -144,7 +147,10 @@ async fn r_reg_6_a_blocked_table_is_tried_again_with_what_its_alter_left() {
     let set = store.identity_set(on.id, None, Lsn(10), FIRST).await.expect("set");
     let epoch = store.raise_epoch(platform.source).await.expect("raised");
     let blocked = RegistrationStatus::Blocked;
-    store.mark_status(platform.source, epoch, on.id, blocked, Some("refused by the plugin")).await.expect("marked");
+    store
+        .mark_status(platform.source, epoch, (on.id, on.oid), blocked, Some("refused by the plugin"))
+        .await
+        .expect("marked");
     let again = platform.enable(project, "t", 7).await;
     assert_eq!((again.status, again.reason, again.identity_set), (RegistrationStatus::Pending, None, true));
     assert_eq!(again.enabled_at_lsn, set.enabled_at_lsn);
@@ -163,7 +169,7 @@ async fn r_lease_2_an_old_epoch_writes_nothing() {
     let before = store.registration_by_id(on.id).await.expect("read");
     let active = store.mark_active(platform.source, old, 2, &[(on.id, Lsn(20))]).await;
     assert!(matches!(active, Err(StoreError::Fenced)), "{active:?}");
-    let status = store.mark_status(platform.source, old, on.id, RegistrationStatus::Missing, None).await;
+    let status = store.mark_status(platform.source, old, (on.id, on.oid), RegistrationStatus::Missing, None).await;
     assert!(matches!(status, Err(StoreError::Fenced)), "{status:?}");
     let applied = store.set_applied_revision(platform.source, old, 2).await;
     assert!(matches!(applied, Err(StoreError::Fenced)), "{applied:?}");

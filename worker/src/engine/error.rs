@@ -41,6 +41,11 @@ pub(crate) struct Policy {
 pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(10);
 
 impl EngineError {
+    /// The platform database takes nothing of this epoch.
+    pub(crate) fn is_fenced(&self) -> bool {
+        matches!(self, Self::Store(StoreError::Fenced))
+    }
+
     /// Everything is tried again, since what is missing may be installed; `failed` says that a human is needed.
     pub(crate) fn policy(&self) -> Policy {
         let backoff = |reason| Policy { reason, state: EngineState::Backoff, pause: Duration::from_millis(200) };

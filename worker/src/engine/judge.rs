@@ -46,8 +46,8 @@ pub(crate) struct Lane {
     project: ProjectId,
     seq: u64,
     encoders: HashMap<u32, Encoder>,
-    /// Registrations that were found missing.
-    missing: HashSet<uuid::Uuid>,
+    /// Registrations that were found missing, with the OID that they had then.
+    missing: HashSet<(uuid::Uuid, u32)>,
 }
 
 impl Lane {
@@ -96,7 +96,10 @@ impl Judge {
                 self.row_messages(lane, row, placed, &judged, &mut messages);
             }
         }
-        self.publish(&messages).await;
+        if !self.publish(&messages).await {
+            let positions: Vec<_> = rows.iter().map(|row| row.change.position).collect();
+            self.publish(&[self.gap(lane.project, &positions, GapReason::Bus, None, None)]).await;
+        }
         for (batch, _) in batches.iter().zip(&outcomes).filter(|(_, outcome)| !outcome.oid_matches) {
             self.note_missing(lane, batch.table).await;
         }
@@ -179,7 +182,7 @@ impl Judge {
             metrics::counter!("cdc_skipped_rows_total", "reason" => "oid").increment(positions.len() as u64);
             tracing::warn!(source = %self.source, table = %batch.table.relation.table, rows = positions.len(),
                 "the table under this name isn't the registered one, rows dropped");
-            messages.push(self.gap(batch.table.project.id, &positions, GapReason::TableChanged, table, None));
+            messages.push(self.gap(batch.table.project.id, &positions, GapReason::TableChanged, Some(table), None));
             return;
         }
         let mut ids = Vec::new();
@@ -196,19 +199,20 @@ impl Judge {
             ids.sort_unstable();
             ids.dedup();
             metrics::counter!("cdc_policy_errors_total").increment(ids.len() as u64);
-            messages.push(self.gap(batch.table.project.id, &positions, GapReason::PolicyError, table, Some(ids)));
+            messages.push(self.gap(batch.table.project.id, &positions, GapReason::PolicyError, Some(table), Some(ids)));
         }
     }
 
     /// R-REG-2: what stands under the name (or nothing) isn't the registered table. Told to the platform database once.
     async fn note_missing(&self, lane: &mut Lane, table: &RegisteredTable) {
-        if !lane.missing.insert(table.registration) {
+        if lane.missing.contains(&(table.registration, table.oid)) {
             return;
         }
         let (status, reason) = (RegistrationStatus::Missing, Some("the registered table is gone"));
-        let marked = self.store.mark_status(self.source, self.epoch, table.registration, status, reason).await;
-        if let Err(error) = marked {
-            tracing::warn!(source = %self.source, %error, "missing table not noted");
+        let which = (table.registration, table.oid);
+        match self.store.mark_status(self.source, self.epoch, which, status, reason).await {
+            Ok(()) => drop(lane.missing.insert(which)),
+            Err(error) => tracing::warn!(source = %self.source, %error, "missing table not noted"),
         }
     }
 
@@ -217,7 +221,7 @@ impl Judge {
         project: ProjectId,
         positions: &[Position],
         reason: GapReason,
-        table: [String; 2],
+        table: Option<[String; 2]>,
         sub_ids: Option<Vec<SubId>>,
     ) -> Message {
         let gap = GapEnvelope {
@@ -227,7 +231,7 @@ impl Judge {
             from: positions.first().copied(),
             to: positions.last().copied(),
             reason,
-            tables: Some(vec![table]),
+            tables: table.map(|table| vec![table]),
             sub_ids,
         };
         self.message(Subject::gap(project), gap.encode())
@@ -299,18 +303,18 @@ impl Judge {
         Message { subject, payload, headers, reply: None }
     }
 
-    /// Publishes until the bus has proved receipt (R-ACK-1, R-ACK-3); each message keeps its seq.
-    async fn publish(&self, messages: &[Message]) {
+    /// Publishes until the bus has proved receipt (R-ACK-1, R-ACK-3); each message keeps its seq. False = the bus refuses
+    /// the batch again and again: sending the same once more won't help, and one batch must not hold the slot for ever.
+    async fn publish(&self, messages: &[Message]) -> bool {
         let mut pause = Duration::from_millis(20);
         let mut refusals = 0;
         loop {
             match self.bus.publish_batch(messages).await {
-                Ok(()) => return,
+                Ok(()) => return true,
                 Err(BusError::Refused(reason)) if refusals >= 3 => {
-                    // Sending the same again won't help, and one batch must not hold the slot for ever.
                     tracing::error!(source = %self.source, %reason, messages = messages.len(), "the bus refuses a batch, dropped");
                     metrics::counter!("cdc_skipped_rows_total", "reason" => "refused").increment(messages.len() as u64);
-                    return;
+                    return false;
                 }
                 Err(error) => {
                     refusals += u32::from(matches!(error, BusError::Refused(_)));
@@ -378,11 +382,17 @@ fn projection(
         return None;
     }
     let columns = visible_columns(sub, access, table);
-    if columns.is_empty() {
+    // A filter on a column that the role may no longer read would tell its values (R-RLS-3).
+    let filtered = sub.conditions.iter().all(|condition| readable(access, table, &condition.column));
+    if columns.is_empty() || !filtered {
         return None;
     }
     let old_row = if placed.new.is_some() && !sees(placed.old) { OldRow::KeyOfNew } else { OldRow::Whole };
     Some(Projection { columns, old_row })
+}
+
+fn readable(access: &RoleAccess, table: &TableCatalog, column: &str) -> bool {
+    table.column(column).is_some_and(|n| access.readable.get(n) == Some(&true))
 }
 
 /// Readable columns ∩ `select`; key columns always stay (supabase-wire.md §3.1).

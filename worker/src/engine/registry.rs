@@ -51,8 +51,6 @@ pub(crate) struct RegisteredTable {
     enabled_at: Lsn,
     /// Nothing committed above is published.
     disabled_at: Option<Lsn>,
-    /// The api waits for us to report this one active.
-    pub(crate) pending: bool,
 }
 
 impl RegisteredTable {
@@ -131,7 +129,9 @@ fn registered(
 ) -> Option<RegisteredTable> {
     let refused = matches!(registration.status, RegistrationStatus::Blocked | RegistrationStatus::Missing);
     let disabled_at = if registration.enabled { None } else { Some(registration.disabled_at_lsn?) };
-    if refused || !registration.identity_set || disabled_at.is_some_and(|at| at <= confirmed) {
+    // An LSN of another generation can't be compared: all that is read now is later than that disable.
+    let off = |at| at <= confirmed || registration.disabled_generation.is_some_and(|of| of != generation);
+    if refused || !registration.identity_set || disabled_at.is_some_and(off) {
         return None;
     }
     let this_generation = registration.enabled_generation.is_none_or(|enabled| enabled == generation);
@@ -148,6 +148,5 @@ fn registered(
         oid: registration.oid,
         enabled_at,
         disabled_at,
-        pending: registration.enabled && registration.status != RegistrationStatus::Active,
     })
 }

@@ -44,36 +44,42 @@ impl Reporter {
     }
 
     pub(super) async fn run(self, mut reports: watch::Receiver<Option<Arc<Covered>>>) {
+        let mut done = true;
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return,
                 changed = reports.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep(Duration::from_millis(500)), if !done => {}
             }
             let Some(covered) = reports.borrow_and_update().clone() else { continue };
-            while let Err(error) = self.report(&covered).await {
-                tracing::warn!(source = %self.source, %error, "can't report what the filter covers, trying again");
-                let fenced = matches!(error, StoreError::Fenced);
-                tokio::select! {
-                    () = self.stop.cancelled() => return,
-                    () = tokio::time::sleep(Duration::from_millis(500)), if !fenced => {}
+            done = match self.report(&covered).await {
+                Ok(complete) => complete,
+                // The session meets it, too, and ends the engine.
+                Err(StoreError::Fenced) => true,
+                Err(error) => {
+                    tracing::warn!(source = %self.source, %error, "can't report what the filter covers, trying again");
+                    false
                 }
-            }
+            };
         }
     }
 
-    async fn report(&self, covered: &Covered) -> Result<(), StoreError> {
+    /// False = some tables aren't reported, since a subscription that waits for them couldn't be checked.
+    async fn report(&self, covered: &Covered) -> Result<bool, StoreError> {
         // Waiting subscriptions first: once a PUT is answered, every later change must find them.
-        self.control.wake(&covered.registry).await;
+        let asleep = self.control.wake(&covered.registry).await;
         let revision = covered.registry.revision;
-        let pending = covered.registry.tables().filter(|table| table.is_enabled() && table.pending);
-        let active: Vec<_> = pending.map(|table| (table.registration, table.active_since(covered.from))).collect();
+        // The platform database knows which are pending: after a new generation all are.
+        let awake = |table: &&Arc<RegisteredTable>| table.is_enabled() && !asleep.contains(&table.key);
+        let awake = covered.registry.tables().filter(awake);
+        let active: Vec<_> = awake.map(|table| (table.registration, table.active_since(covered.from))).collect();
         if !active.is_empty() {
             self.store.mark_active(self.source, self.epoch, revision, &active).await?;
         }
         self.store.set_applied_revision(self.source, self.epoch, revision).await?;
         self.store.set_engine_state(self.source, self.epoch, EngineState::Running, None).await?;
         self.control.announce_registry().await;
-        Ok(())
+        Ok(asleep.is_empty())
     }
 }
 

@@ -97,6 +97,10 @@ impl<'e> Session<'e> {
             tracing::warn!(source = %self.engine.source.id, reason = policy.reason, %error, "session ended");
             metrics::counter!("cdc_sessions_failed_total", "reason" => policy.reason).increment(1);
             self.engine.set_status(policy.state, Some(policy.reason));
+            if error.is_fenced() {
+                // Somebody has raised the epoch, and nothing of this one counts any more: the lease decides who goes on.
+                return;
+            }
             self.engine.save_state(policy.state, Some(policy.reason)).await;
             let wait = pause.filter(|_| began.elapsed() < HEALTHY).unwrap_or(policy.pause);
             pause = Some((wait * 2).min(MAX_PAUSE));

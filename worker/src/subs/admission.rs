@@ -1,6 +1,6 @@
 //! Whether a subscription can deliver, and what its client is told when it can't.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use aura_domain::SubscriptionSpec;
 use aura_pgsource::{RoleAccess, SourceError, TableCatalog, visibility::VisibilityPool};
@@ -14,6 +14,9 @@ use crate::engine::registry::{ProjectInfo, RegisteredTable, Registry};
 
 /// Roles that every project has (R-RLS-8).
 const ROLES: [&str; 3] = ["anon", "authenticated", "service_role"];
+
+/// How long a join waits for the source: a source that doesn't answer is told of, and the front asks again.
+const DESCRIBE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Why a subscription doesn't deliver (now).
 #[derive(Debug)]
@@ -54,13 +57,12 @@ pub(crate) async fn admit(
     let conditions = filter::parse(spec.filter.as_deref().unwrap_or_default())?;
     let project = registry.projects.get(&spec.project).ok_or_else(|| not_registered(spec))?;
     check_role(&spec.role, project)?;
-    let compiled = match &spec.table {
-        Some(table) if spec.schema != "*" => {
-            let key = TableKey { project: spec.project, schema: spec.schema.clone(), table: table.clone() };
+    let compiled = match TableKey::of(spec) {
+        Some(key) => {
             let table = registry.enabled(&key).ok_or_else(|| not_registered(spec))?;
             compile(spec, &conditions, table, visibility).await?
         }
-        _ => check_wildcard(spec, &conditions)?,
+        None => check_wildcard(spec, &conditions)?,
     };
     Ok(Arc::new(ActiveSubscription {
         sub_id: subscription.sub_id,
@@ -101,10 +103,10 @@ async fn compile(
     if conditions.is_empty() && spec.select.is_none() {
         return Ok(Vec::new());
     }
-    let described = visibility
-        .describe(table.project.id, &table.relation, &spec.role, &table.project.extra_roles)
-        .await
-        .map_err(Refusal::Unknown)?;
+    let described = visibility.describe(table.project.id, &table.relation, &spec.role, &table.project.extra_roles);
+    let late = |_| SourceError::Timeout { what: "describing a table", limit: DESCRIBE_LIMIT };
+    let described = tokio::time::timeout(DESCRIBE_LIMIT, described).await.map_err(late);
+    let described = described.and_then(|described| described).map_err(Refusal::Unknown)?;
     let (catalog, access) = described.ok_or_else(|| not_registered(spec))?;
     for column in spec.select.iter().flatten() {
         readable_column(&catalog, &access, column)

@@ -14,6 +14,7 @@ use aura_bus::{BusError, Message, SharedBus, Subject};
 use aura_domain::{Epoch, FrontId, Lsn, ProjectId, SourceId, SubId};
 use aura_pgsource::visibility::VisibilityPool;
 use aura_wire::control::{Announcement, Heartbeat, Reply, Request, Subscription};
+use futures_util::StreamExt as _;
 use tokio::{
     sync::{Semaphore, watch},
     time::Instant,
@@ -22,7 +23,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     admission::{Refusal, admit},
-    index::SubscriptionIndex,
+    index::{SubscriptionIndex, TableKey},
 };
 use crate::engine::registry::Registry;
 
@@ -89,7 +90,10 @@ impl Control {
                 () = stop.cancelled() => return Ok(()),
                 request = requests.next() => {
                     let request = request.ok_or(BusError::Disconnected)?;
-                    let permit = Arc::clone(&permits).acquire_owned().await.expect("the semaphore is never closed");
+                    let permit = tokio::select! {
+                        () = stop.cancelled() => return Ok(()),
+                        permit = Arc::clone(&permits).acquire_owned() => permit.expect("the semaphore is never closed"),
+                    };
                     let control = Arc::clone(self);
                     tasks.spawn(async move {
                         control.answer(request).await;
@@ -164,34 +168,59 @@ impl Control {
     async fn admit_all(&self, front: &FrontId, subscriptions: Vec<Subscription>) -> Vec<aura_wire::control::Exception> {
         let mut exceptions = Vec::new();
         for subscription in subscriptions {
-            if self.index(|index| index.is_active(subscription.sub_id)) {
-                self.index_mut(|index| index.insert(front, subscription, None));
-                continue;
-            }
-            let registry = Arc::clone(&self.registry.borrow());
-            match admit(&subscription, &registry, &self.visibility).await {
-                Ok(active) => self.index_mut(|index| index.insert(front, subscription, Some(active))),
-                Err(refusal) => {
-                    exceptions.push(refusal.exception(&subscription));
-                    if !matches!(refusal, Refusal::Fatal(_)) {
-                        self.index_mut(|index| index.insert(front, subscription, None));
-                    }
-                }
+            if let Err(refusal) = self.admit_one(front, &subscription).await {
+                exceptions.push(refusal.exception(&subscription));
             }
         }
         exceptions
     }
 
-    /// Subscriptions whose table has been registered begin to deliver; before the api is told that it is active.
-    pub(crate) async fn wake(&self, registry: &Registry) {
-        for subscription in self.index(SubscriptionIndex::dormant) {
-            match admit(&subscription, registry, &self.visibility).await {
-                Ok(active) => self.index_mut(|index| index.activate(subscription.sub_id, active)),
-                Err(Refusal::Unknown(error)) => {
-                    tracing::warn!(source = %self.source, %error, "a waiting subscription can't be checked now");
-                }
-                Err(_) => {}
+    async fn admit_one(&self, front: &FrontId, subscription: &Subscription) -> Result<(), Refusal> {
+        loop {
+            if self.index(|index| index.is_active(subscription.sub_id)) {
+                self.index_mut(|index| index.insert(front, subscription.clone(), None));
+                return Ok(());
             }
+            let registry = Arc::clone(&self.registry.borrow());
+            let refusal = match admit(subscription, &registry, &self.visibility).await {
+                Ok(active) => {
+                    self.index_mut(|index| index.insert(front, subscription.clone(), Some(active)));
+                    return Ok(());
+                }
+                Err(fatal @ Refusal::Fatal(_)) => return Err(fatal),
+                Err(refusal) => refusal,
+            };
+            self.index_mut(|index| index.insert(front, subscription.clone(), None));
+            // Whoever registered the table meanwhile may have woken the others before this one was there.
+            if Arc::ptr_eq(&registry, &self.registry.borrow()) {
+                return Err(refusal);
+            }
+        }
+    }
+
+    /// Subscriptions whose table has been registered begin to deliver; before the api is told that it is active. Answers
+    /// the tables that have a subscription which couldn't be checked.
+    pub(crate) async fn wake(&self, registry: &Registry) -> HashSet<TableKey> {
+        let unknown = Mutex::new(HashSet::new());
+        let dormant = futures_util::stream::iter(self.index(SubscriptionIndex::dormant));
+        dormant.for_each_concurrent(CONCURRENCY, |waiting| self.wake_one(waiting, registry, &unknown)).await;
+        unknown.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn wake_one(&self, waiting: Subscription, registry: &Registry, unknown: &Mutex<HashSet<TableKey>>) {
+        let key = TableKey::of(&waiting.spec);
+        let unknown = || unknown.lock().unwrap_or_else(PoisonError::into_inner);
+        // One try a table: a hanging one may not hold up the others for long.
+        if key.as_ref().is_some_and(|key| unknown().contains(key)) {
+            return;
+        }
+        match admit(&waiting, registry, &self.visibility).await {
+            Ok(active) => self.index_mut(|index| index.activate(waiting.sub_id, active)),
+            Err(Refusal::Unknown(error)) => {
+                tracing::warn!(source = %self.source, %error, "a waiting subscription can't be checked now");
+                unknown().extend(key);
+            }
+            Err(_) => {}
         }
     }
 

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use aura_domain::{ChangeKind, Claims, EventFilter, FrontId, Image, ProjectId, SubId, Value};
+use aura_domain::{ChangeKind, Claims, EventFilter, FrontId, Image, ProjectId, SubId, SubscriptionSpec, Value};
 use aura_wire::control::Subscription;
 
 use super::filter::CompiledCondition;
@@ -46,6 +46,14 @@ pub(crate) struct TableKey {
     pub(crate) project: ProjectId,
     pub(crate) schema: String,
     pub(crate) table: String,
+}
+
+impl TableKey {
+    /// The one table that a subscription names; `None` for a wildcard.
+    pub(crate) fn of(spec: &SubscriptionSpec) -> Option<Self> {
+        let table = spec.table.as_ref().filter(|_| spec.schema != "*")?;
+        Some(Self { project: spec.project, schema: spec.schema.clone(), table: table.clone() })
+    }
 }
 
 /// Subscriptions of one table: those with a filter under their first condition's column and values.
@@ -106,12 +114,9 @@ impl SubscriptionIndex {
         }
         stored.active = Some(Arc::clone(&active));
         let spec = &stored.subscription.spec;
-        match &spec.table {
-            Some(table) if spec.schema != "*" => {
-                let key = TableKey { project: spec.project, schema: spec.schema.clone(), table: table.clone() };
-                self.tables.entry(key).or_default().insert(active);
-            }
-            _ => self.wildcards.entry(spec.project).or_default().push(active),
+        match TableKey::of(spec) {
+            Some(key) => self.tables.entry(key).or_default().insert(active),
+            None => self.wildcards.entry(spec.project).or_default().push(active),
         }
     }
 

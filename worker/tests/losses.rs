@@ -1,0 +1,115 @@
+//! What may be lost is announced, and what may not be seen isn't.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use aura_bus::{Bus, BusError, ConnectionState, MemoryBus, Message, Subject, Subscription};
+use aura_store::{Plugin, RegistrationStatus, TableRef};
+use aura_testkit::eventually;
+use serde_json::json;
+use tokio::sync::watch;
+
+use crate::stage::{PATIENCE, Stage};
+
+/// Takes everything but changes of the table `refused`.
+struct Refusing(MemoryBus);
+
+#[async_trait]
+impl Bus for Refusing {
+    async fn publish_batch(&self, messages: &[Message]) -> Result<(), BusError> {
+        if messages.iter().any(|message| message.subject.as_str().ends_with(".refused")) {
+            return Err(BusError::Refused("permissions violation".to_owned()));
+        }
+        self.0.publish_batch(messages).await
+    }
+
+    async fn publish(&self, message: Message) -> Result<(), BusError> {
+        self.0.publish(message).await
+    }
+
+    async fn subscribe(&self, subject: &Subject) -> Result<Subscription, BusError> {
+        self.0.subscribe(subject).await
+    }
+
+    async fn request(&self, message: Message, timeout: Duration) -> Result<Message, BusError> {
+        self.0.request(message, timeout).await
+    }
+
+    fn state(&self) -> watch::Receiver<ConnectionState> {
+        self.0.state()
+    }
+
+    fn max_payload(&self) -> usize {
+        self.0.max_payload()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn g8_a_batch_that_the_bus_refuses_is_announced() -> anyhow::Result<()> {
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    stage.bus = Arc::new(Refusing(MemoryBus::new()));
+    stage.sql.batch_execute("create table refused (id int primary key); create table t (id int primary key)").await?;
+    let worker = stage.run_worker().await;
+    let mut watch = stage.changes().await;
+    stage.enable("refused").await?;
+    stage.enable("t").await?;
+    stage.sql.batch_execute("insert into refused values (1), (2)").await?;
+    let announced = watch.next_gap().await;
+    assert_eq!(announced["reason"], "bus");
+    assert!(announced["from"].is_string() && announced["to"].is_string(), "{announced}");
+    stage.sql.batch_execute("insert into t values (3)").await?;
+    assert_eq!(watch.next().await.data["record"], json!({"id": 3}), "the stream goes on");
+    worker.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r_rls_3_a_filter_on_a_column_that_may_no_longer_be_read_delivers_nothing() -> anyhow::Result<()> {
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    stage.sql.batch_execute("create table t (id int primary key, secret int)").await?;
+    let worker = stage.run_worker().await;
+    stage.enable("t").await?;
+    let (filtered, reply) = stage.join("t", "anon", json!({"role": "anon"}), Some("secret=eq.5")).await;
+    assert!(reply.exceptions.is_empty(), "{reply:?}");
+    let (whole, _) = stage.join("t", "anon", json!({"role": "anon"}), None).await;
+    let mut watch = stage.changes().await;
+    stage.sql.batch_execute("insert into t values (1, 5)").await?;
+    assert_eq!(watch.next().await.ids.len(), 2);
+    let role = format!("\"p_{}_anon\"", stage.project);
+    let revoke = format!("revoke select on t from public, aura_anon, {role}; grant select (id) on t to {role}");
+    stage.sql.batch_execute(&revoke).await?;
+    stage.sql.batch_execute("insert into t values (2, 5)").await?;
+    let seen = watch.next().await;
+    assert_eq!(seen.data["record"], json!({"id": 2}));
+    assert_eq!(seen.ids.len(), 1, "who filters by it would learn its value ({filtered}, {whole})");
+    worker.stop().await;
+    Ok(())
+}
+
+/// R-LSN-6: the slot is made again under a running worker; what was active becomes active in the new generation.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_lsn_6_a_table_is_active_again_after_a_new_generation() -> anyhow::Result<()> {
+    let stage = Stage::new(Plugin::Auto).await?;
+    stage.sql.batch_execute("create table t (id int primary key); create table off (id int primary key)").await?;
+    let worker = stage.run_worker().await;
+    let mut watch = stage.changes().await;
+    stage.enable("t").await?;
+    stage.sql.batch_execute("insert into t values (1)").await?;
+    watch.next().await;
+    let drop_slot = "select pg_terminate_backend(active_pid) from pg_replication_slots where active;
+                     select pg_drop_replication_slot(slot_name) from pg_replication_slots";
+    eventually(PATIENCE, || async { stage.sql.batch_execute(drop_slot).await.is_ok() }).await?;
+    let name = aura_domain::SqlName::new("t")?;
+    let table = TableRef { project: stage.project, schema: &stage.schema, table: &name };
+    eventually(PATIENCE, || async {
+        let generation = stage.store.engine(stage.source.id).await.ok().flatten().map(|engine| engine.generation.0);
+        let row = stage.store.registration(table).await.ok().flatten();
+        generation == Some(2) && row.is_some_and(|row| row.status == RegistrationStatus::Active)
+    })
+    .await?;
+    stage.sql.batch_execute("insert into t values (2)").await?;
+    assert_eq!(watch.next().await.data["record"], json!({"id": 2}));
+    assert_eq!(watch.gaps.len(), 1, "announced once: {:?}", watch.gaps);
+    worker.stop().await;
+    Ok(())
+}
