@@ -60,6 +60,23 @@ impl EngineStatus {
     }
 }
 
+impl EngineStatus {
+    /// Sets the gauges of the source; a position is given in bytes of log.
+    pub(crate) fn measure(&self, source: SourceId) {
+        let gauges = [
+            ("cdc_received_lsn", self.received_lsn.0),
+            ("cdc_resolved_lsn", self.resolved_lsn.0),
+            ("cdc_confirmed_lsn", self.confirmed_lsn.0),
+            ("cdc_flow_used_bytes", self.used_bytes as u64),
+            ("cdc_flow_paused", u64::from(self.paused)),
+            ("cdc_holes", self.holes as u64),
+        ];
+        for (name, value) in gauges {
+            metrics::gauge!(name, "source" => source.to_string()).set(value as f64);
+        }
+    }
+}
+
 /// The present status of all engines.
 #[derive(Debug, Default)]
 pub(crate) struct StatusBoard(Mutex<BTreeMap<SourceId, EngineStatus>>);

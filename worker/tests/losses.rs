@@ -111,5 +111,35 @@ async fn r_lsn_6_a_table_is_active_again_after_a_new_generation() -> anyhow::Res
     assert_eq!(watch.next().await.data["record"], json!({"id": 2}));
     assert_eq!(watch.gaps.len(), 1, "announced once: {:?}", watch.gaps);
     worker.stop().await;
+    let worker = stage.run_worker().await;
+    stage.sql.batch_execute("insert into t values (3)").await?;
+    // The row before may come again: its COMMIT need not have been read when the worker stopped.
+    while watch.next().await.data["record"] != json!({"id": 3}) {}
+    assert_eq!(watch.gaps.len(), 1, "a restart loses nothing: {:?}", watch.gaps);
+    worker.stop().await;
+    Ok(())
+}
+
+/// What the api does for a PUT `{"enabled": false}` includes giving the table its old identity back.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_reg_8_what_was_committed_before_a_disable_is_published_and_nothing_after() -> anyhow::Result<()> {
+    let stage = Stage::new(Plugin::Auto).await?;
+    stage.sql.batch_execute("create table t (id int primary key); create table u (id int primary key)").await?;
+    let worker = stage.run_worker().await;
+    stage.enable("t").await?;
+    stage.enable("u").await?;
+    worker.stop().await;
+    let mut watch = stage.changes().await;
+    stage.sql.batch_execute("insert into t values (1)").await?;
+    let name = aura_domain::SqlName::new("t")?;
+    let table = TableRef { project: stage.project, schema: &stage.schema, table: &name };
+    let lsn = stage.admin.current_wal_insert_lsn().await?;
+    let off = stage.store.disable_table(table, lsn, "test", None).await?.expect("it was registered");
+    stage.store.identity_restored(off.id).await?;
+    stage.sql.batch_execute("insert into t values (2); insert into u values (3)").await?;
+    let worker = stage.run_worker().await;
+    assert_eq!(watch.next().await.data["record"], json!({"id": 1}));
+    assert_eq!(watch.next().await.data["record"], json!({"id": 3}), "not the row after the disable");
+    worker.stop().await;
     Ok(())
 }

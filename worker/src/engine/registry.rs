@@ -131,7 +131,9 @@ fn registered(
     let disabled_at = if registration.enabled { None } else { Some(registration.disabled_at_lsn?) };
     // An LSN of another generation can't be compared: all that is read now is later than that disable.
     let off = |at| at <= confirmed || registration.disabled_generation.is_some_and(|of| of != generation);
-    if refused || !registration.identity_set || disabled_at.is_some_and(off) {
+    // Disabling gives the table its old identity back at once; what was committed before is still to be published.
+    let was_set = registration.identity_set || (disabled_at.is_some() && registration.enabled_at_lsn.is_some());
+    if refused || !was_set || disabled_at.is_some_and(off) {
         return None;
     }
     let this_generation = registration.enabled_generation.is_none_or(|enabled| enabled == generation);

@@ -77,6 +77,16 @@ struct Stream {
     saved: Instant,
 }
 
+impl Stream {
+    /// Registered tables that the running filter doesn't cover (R-HOLE-1).
+    fn holes(&self) -> usize {
+        if !self.covered {
+            return self.filter.len();
+        }
+        self.next.as_ref().map_or(0, |next| next.filter().difference(&self.filter).count())
+    }
+}
+
 impl<'e> Session<'e> {
     pub(super) fn new(engine: &'e Engine, loaded: watch::Receiver<Arc<Loaded>>) -> Self {
         let refilter_after = Instant::now();
@@ -133,8 +143,9 @@ impl<'e> Session<'e> {
         let identity = connection.identify_system().await?;
         let slot = engine.ensure_slot(&mut connection, &sql).await?;
         let generation = engine.generation(&identity, slot.created).await?;
-        self.enter_generation(generation, intake).await;
-        let start = self.start_position(&slot, generation, intake).await?.min(identity.wal_end.max(slot.confirmed));
+        let stored = engine.deps.store.position(engine.source.id).await?;
+        self.enter_generation(generation, intake, stored).await;
+        let start = start_position(&slot, generation, intake, stored).min(identity.wal_end.max(slot.confirmed));
         if !std::mem::replace(&mut self.handed_over, true) {
             engine.hand_over(ready.clone()).await;
         }
@@ -183,26 +194,20 @@ impl<'e> Session<'e> {
         }
     }
 
-    async fn enter_generation(&mut self, generation: Generation, intake: &mut Intake) {
+    async fn enter_generation(
+        &mut self,
+        generation: Generation,
+        intake: &mut Intake,
+        stored: Option<(Generation, Lsn)>,
+    ) {
         if self.generation.replace(generation).is_some_and(|old| old != generation) {
             intake.reset();
         }
-        if generation.0 > 1 && intake.boundary() == Lsn::ZERO {
+        // Once a position of the new generation is stored, the gap was announced and a restart has nothing to add.
+        if generation.0 > 1 && intake.boundary() == Lsn::ZERO && stored.is_none_or(|(of, _)| of != generation) {
             let loaded = Arc::clone(&self.loaded.borrow());
             self.engine.announce_gap(GapReason::NewGeneration, &loaded).await;
         }
-    }
-
-    /// Where this session reads from: nothing that was confirmed or read before comes again (R-LSN-7, R-HOLE-2).
-    async fn start_position(
-        &self,
-        slot: &ReadySlot,
-        generation: Generation,
-        intake: &Intake,
-    ) -> Result<Lsn, EngineError> {
-        let stored = self.engine.deps.store.position(self.engine.source.id).await?;
-        let stored = stored.filter(|(of, _)| *of == generation && !slot.created).map_or(Lsn::ZERO, |(_, lsn)| lsn);
-        Ok(slot.confirmed.max(stored).max(intake.boundary()))
     }
 
     fn registry(&mut self, generation: Generation, confirmed: Lsn) -> Arc<Registry> {
@@ -375,6 +380,8 @@ impl<'e> Session<'e> {
             status.confirmed_lsn = flushed;
             status.used_bytes = intake.quota.used();
             status.paused = intake.quota.is_paused();
+            status.holes = stream.holes();
+            status.measure(engine.source.id);
         });
         Ok(())
     }
@@ -447,4 +454,10 @@ impl<'e> Session<'e> {
             tracing::warn!(source = %self.engine.source.id, "the slot is still active after the stream was closed");
         }
     }
+}
+
+/// Where a session reads from: nothing that was confirmed or read before comes again (R-LSN-7, R-HOLE-2).
+fn start_position(slot: &ReadySlot, generation: Generation, intake: &Intake, stored: Option<(Generation, Lsn)>) -> Lsn {
+    let stored = stored.filter(|(of, _)| *of == generation && !slot.created).map_or(Lsn::ZERO, |(_, lsn)| lsn);
+    slot.confirmed.max(stored).max(intake.boundary())
 }
