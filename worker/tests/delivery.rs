@@ -211,3 +211,19 @@ async fn a_bad_filter_is_refused_with_its_reason_and_delivers_nothing() -> anyho
     worker.stop().await;
     Ok(())
 }
+
+/// Slot names are cluster-wide: a slot of another database is never read, and the reason says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_eng_8_a_slot_of_another_database_is_not_ours() -> anyhow::Result<()> {
+    let stage = Stage::new(Plugin::Auto).await?;
+    let other = stage.postgres.client("platform").await?;
+    other.execute("select pg_create_logical_replication_slot('aura_cdc_slot', 'wal2json')", &[]).await?;
+    let worker = stage.worker().await;
+    eventually(Duration::from_secs(10), || async {
+        worker.status.engines().values().any(|engine| engine.reason.as_deref() == Some("slot_of_other_database"))
+    })
+    .await?;
+    assert!(!worker.status.cdc_active());
+    worker.stop().await;
+    Ok(())
+}

@@ -103,7 +103,7 @@ impl Stage {
         Ok(Self { postgres, store, admin, bus, source, project: project.id, schema: project.schema, sql, rev: 0 })
     }
 
-    async fn worker(&self) -> Running {
+    pub(crate) async fn worker(&self) -> Running {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
         let settings = WorkerSettings { lease_duration: Duration::from_secs(3), ..WorkerSettings::default() };

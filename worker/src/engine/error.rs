@@ -22,6 +22,9 @@ pub(crate) enum EngineError {
     /// Somebody who isn't ours streams from the slot.
     #[error("the slot is used by another client (pid {pid})")]
     SlotInUse { pid: i32 },
+    /// Slots are cluster-wide, and ours has the name of one that reads another database.
+    #[error("the slot reads another database ({0}): give the source a slot name of its own")]
+    SlotOfOtherDatabase(String),
     /// A slot is created once the transactions that are open now have ended.
     #[error("transactions that are open hold up the creation of the slot")]
     WaitingForTransactions,
@@ -53,6 +56,7 @@ impl EngineError {
         match self {
             Self::PluginMissing => failed("plugin_missing"),
             Self::SlotInUse { .. } => backoff("slot_in_use_by_other"),
+            Self::SlotOfOtherDatabase(_) => failed("slot_of_other_database"),
             Self::WaitingForTransactions => backoff("waiting_for_transactions"),
             Self::Store(StoreError::Fenced) => failed("fenced"),
             Self::Store(_) => backoff("platform_database_unreachable"),
@@ -68,6 +72,33 @@ impl EngineError {
                 Some(_) => backoff("source_error"),
                 None => backoff("source_unreachable"),
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_needs_a_human_is_failed_and_the_rest_is_tried_again() {
+        let failed = [
+            (EngineError::PluginMissing, "plugin_missing"),
+            (EngineError::SlotOfOtherDatabase("app".to_owned()), "slot_of_other_database"),
+            (EngineError::Store(StoreError::Fenced), "fenced"),
+        ];
+        for (error, reason) in failed {
+            let policy = error.policy();
+            assert_eq!((policy.reason, policy.state), (reason, EngineState::Failed), "{error}");
+        }
+        let retried = [
+            (EngineError::SlotInUse { pid: 1 }, "slot_in_use_by_other"),
+            (EngineError::WaitingForTransactions, "waiting_for_transactions"),
+            (EngineError::Source(SourceError::Closed), "source_unreachable"),
+        ];
+        for (error, reason) in retried {
+            let policy = error.policy();
+            assert_eq!((policy.reason, policy.state), (reason, EngineState::Backoff), "{error}");
         }
     }
 }

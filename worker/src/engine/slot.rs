@@ -46,6 +46,9 @@ impl Engine {
     }
 
     fn existing(&self, status: &slot::SlotStatus) -> Result<ReadySlot, EngineError> {
+        if status.database != self.url.database() {
+            return Err(EngineError::SlotOfOtherDatabase(status.database.clone()));
+        }
         let ours = |holder: &&slot::SlotHolder| {
             slot::epoch_of(&holder.application_name, self.source.id).is_none_or(|epoch| epoch != self.epoch)
         };
