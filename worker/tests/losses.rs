@@ -1,53 +1,67 @@
 //! What may be lost is announced, and what may not be seen isn't.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use aura_bus::{Bus, BusError, ConnectionState, MemoryBus, Message, Subject, Subscription};
+use aura_domain::SqlName;
 use aura_store::{Plugin, RegistrationStatus, TableRef};
 use aura_testkit::eventually;
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{RwLock, watch};
 
 use crate::stage::{PATIENCE, Stage};
 
-/// Takes everything but changes of the table `refused`.
-struct Refusing(MemoryBus);
+/// Takes everything but changes of the table `refused`, and no batch while it is held.
+#[derive(Default)]
+struct Faulty {
+    bus: MemoryBus,
+    batches: AtomicUsize,
+    hold: RwLock<()>,
+}
 
 #[async_trait]
-impl Bus for Refusing {
+impl Bus for Faulty {
     async fn publish_batch(&self, messages: &[Message]) -> Result<(), BusError> {
+        self.batches.fetch_add(1, Ordering::SeqCst);
+        let _free = self.hold.read().await;
         if messages.iter().any(|message| message.subject.as_str().ends_with(".refused")) {
             return Err(BusError::Refused("permissions violation".to_owned()));
         }
-        self.0.publish_batch(messages).await
+        self.bus.publish_batch(messages).await
     }
 
     async fn publish(&self, message: Message) -> Result<(), BusError> {
-        self.0.publish(message).await
+        self.bus.publish(message).await
     }
 
     async fn subscribe(&self, subject: &Subject) -> Result<Subscription, BusError> {
-        self.0.subscribe(subject).await
+        self.bus.subscribe(subject).await
     }
 
     async fn request(&self, message: Message, timeout: Duration) -> Result<Message, BusError> {
-        self.0.request(message, timeout).await
+        self.bus.request(message, timeout).await
     }
 
     fn state(&self) -> watch::Receiver<ConnectionState> {
-        self.0.state()
+        self.bus.state()
     }
 
     fn max_payload(&self) -> usize {
-        self.0.max_payload()
+        self.bus.max_payload()
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn g8_a_batch_that_the_bus_refuses_is_announced() -> anyhow::Result<()> {
     let mut stage = Stage::new(Plugin::Auto).await?;
-    stage.bus = Arc::new(Refusing(MemoryBus::new()));
+    stage.bus = Arc::new(Faulty::default());
     stage.sql.batch_execute("create table refused (id int primary key); create table t (id int primary key)").await?;
     let worker = stage.run_worker().await;
     let mut watch = stage.changes().await;
@@ -99,7 +113,7 @@ async fn r_lsn_6_a_table_is_active_again_after_a_new_generation() -> anyhow::Res
     let drop_slot = "select pg_terminate_backend(active_pid) from pg_replication_slots where active;
                      select pg_drop_replication_slot(slot_name) from pg_replication_slots";
     eventually(PATIENCE, || async { stage.sql.batch_execute(drop_slot).await.is_ok() }).await?;
-    let name = aura_domain::SqlName::new("t")?;
+    let name = SqlName::new("t")?;
     let table = TableRef { project: stage.project, schema: &stage.schema, table: &name };
     eventually(PATIENCE, || async {
         let generation = stage.store.engine(stage.source.id).await.ok().flatten().map(|engine| engine.generation.0);
@@ -131,7 +145,7 @@ async fn r_reg_8_what_was_committed_before_a_disable_is_published_and_nothing_af
     worker.stop().await;
     let mut watch = stage.changes().await;
     stage.sql.batch_execute("insert into t values (1)").await?;
-    let name = aura_domain::SqlName::new("t")?;
+    let name = SqlName::new("t")?;
     let table = TableRef { project: stage.project, schema: &stage.schema, table: &name };
     let lsn = stage.admin.current_wal_insert_lsn().await?;
     let off = stage.store.disable_table(table, lsn, "test", None).await?.expect("it was registered");
@@ -140,6 +154,47 @@ async fn r_reg_8_what_was_committed_before_a_disable_is_published_and_nothing_af
     let worker = stage.run_worker().await;
     assert_eq!(watch.next().await.data["record"], json!({"id": 1}));
     assert_eq!(watch.next().await.data["record"], json!({"id": 3}), "not the row after the disable");
+    worker.stop().await;
+    Ok(())
+}
+
+/// The answer to a PUT false waits for the batch that is on its way, and rows behind it that were committed above the
+/// disable are not published.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_reg_8_rows_that_wait_in_a_lane_are_not_published_after_the_disable() -> anyhow::Result<()> {
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    let bus = Arc::new(Faulty::default());
+    stage.bus = Arc::clone(&bus) as _;
+    stage.sql.batch_execute("create table t (id int primary key); create table other (id int primary key)").await?;
+    let worker = stage.run_worker().await;
+    let mut watch = stage.changes().await;
+    stage.enable("t").await?;
+    let held = bus.hold.write().await;
+    stage.sql.batch_execute("insert into t values (1)").await?;
+    eventually(PATIENCE, || async { bus.batches.load(Ordering::SeqCst) > 0 }).await?;
+    let lsn = stage.admin.current_wal_insert_lsn().await?;
+    stage.sql.batch_execute("insert into t values (2)").await?;
+    let written: String = stage.sql.query_one("select pg_current_wal_lsn()::text", &[]).await?.get(0);
+    eventually(PATIENCE, || async {
+        let sql = "select sent_lsn >= $1::text::pg_lsn from pg_stat_replication";
+        stage.sql.query_one(sql, &[&written]).await.is_ok_and(|row| row.get(0))
+    })
+    .await?;
+    let name = SqlName::new("t")?;
+    let table = TableRef { project: stage.project, schema: &stage.schema, table: &name };
+    let row = stage.store.disable_table(table, lsn, "test", None).await?.expect("it was registered");
+    let applied = || async {
+        let engine = stage.store.engine(stage.source.id).await.ok().flatten();
+        engine.is_some_and(|engine| engine.applied_revision >= row.revision)
+    };
+    assert!(eventually(Duration::from_millis(700), applied).await.is_err(), "a batch is still on its way");
+    drop(held);
+    eventually(PATIENCE, applied).await?;
+    stage.enable("other").await?;
+    stage.sql.batch_execute("insert into other values (3)").await?;
+    let (first, second) = (watch.next().await, watch.next().await);
+    assert_eq!((&first.data["record"], &second.data["record"]), (&json!({"id": 1}), &json!({"id": 3})));
+    assert_eq!((first.seq, second.seq), (1, 2), "what is not published leaves no hole in the count");
     worker.stop().await;
     Ok(())
 }

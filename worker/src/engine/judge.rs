@@ -16,8 +16,12 @@ use aura_store::{RegistrationStatus, Store};
 use aura_wire::{ChangeEnvelope, GapEnvelope, GapReason};
 use futures_util::future::join_all;
 use serde_json::value::RawValue;
+use tokio::sync::watch;
 
-use super::{registry::RegisteredTable, shard::Row};
+use super::{
+    registry::{RegisteredTable, Registry},
+    shard::Row,
+};
 use crate::{
     encode::{Encoder, OldRow, Projection},
     subs::index::{ActiveSubscription, Identity, SubscriptionIndex},
@@ -37,6 +41,10 @@ pub(crate) struct Judge {
     /// Last `seq` of each project, for the leader's heartbeats.
     pub(crate) seqs: Arc<Mutex<HashMap<ProjectId, u64>>>,
     pub(crate) store: Store,
+    /// What is registered now; a table may have been turned off while its rows waited.
+    pub(crate) registry: watch::Receiver<Arc<Registry>>,
+    /// Read while a batch is published; written, for a moment, before a disable is reported as applied (R-REG-8).
+    pub(crate) disabling: Arc<tokio::sync::RwLock<()>>,
     /// R-BIG-4: `min(max_event_bytes, max_payload)` less room for the envelope.
     pub(crate) max_event_bytes: usize,
 }
@@ -85,12 +93,19 @@ impl Judge {
     pub(crate) async fn deliver(&self, lane: &mut Lane, rows: &[Row]) {
         let (batches, placed) = self.place(rows);
         let outcomes = join_all(batches.iter().map(|batch| self.check(batch))).await;
+        // Held until the bus has the batch: a PUT false is answered only after it.
+        let _publishing = self.disabling.read().await;
+        let registry = Arc::clone(&self.registry.borrow());
         let mut messages = Vec::with_capacity(rows.len());
         for (batch, outcome) in batches.iter().zip(&outcomes) {
             self.note_gaps(batch, outcome, rows, &placed, &mut messages);
         }
         for (row, placed) in rows.iter().zip(&placed) {
             let outcome = &outcomes[placed.batch];
+            if !registry.still_admits(&row.table, row.change.position.commit) {
+                metrics::counter!("cdc_skipped_rows_total", "reason" => "disabled").increment(1);
+                continue;
+            }
             if let Some(table) = outcome.table.as_ref().filter(|_| outcome.oid_matches) {
                 let judged = Judged { table, outcome };
                 self.row_messages(lane, row, placed, &judged, &mut messages);

@@ -63,6 +63,8 @@ pub(crate) struct Engine {
     streaming: watch::Sender<Streaming>,
     reports: watch::Sender<Option<Arc<report::Covered>>>,
     received: Arc<AtomicU64>,
+    /// See [`Judge::disabling`].
+    disabling: Arc<tokio::sync::RwLock<()>>,
     tasks: TaskTracker,
     /// Drain, then leave.
     stop: CancellationToken,
@@ -158,6 +160,7 @@ impl Engine {
             streaming,
             reports,
             received,
+            disabling: Arc::default(),
             tasks,
             stop,
             lost,
@@ -209,6 +212,8 @@ impl Engine {
             subscriptions: Arc::clone(&self.control.subscriptions),
             seqs: Arc::clone(&self.control.seqs),
             store: self.deps.store.clone(),
+            registry: self.registry.subscribe(),
+            disabling: Arc::clone(&self.disabling),
             max_event_bytes: self.deps.settings.max_event_bytes.min(limit),
         }
     }

@@ -1,7 +1,7 @@
 //! What is registered, as one engine sees it: which changes are published, and under which names (R-HOLE, R-REG-8).
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -98,6 +98,17 @@ impl Registry {
     /// The table under its physical names.
     pub(crate) fn table(&self, relation: &Relation) -> Option<&Arc<RegisteredTable>> {
         self.tables.get(relation)
+    }
+
+    /// Whether a row that was admitted under an older registry still is: not if its table was turned off below it.
+    pub(crate) fn still_admits(&self, table: &RegisteredTable, commit: Lsn) -> bool {
+        let now = self.tables.get(&*table.relation).filter(|now| now.registration == table.registration);
+        now.is_none_or(|now| now.admits(commit))
+    }
+
+    /// Tables on their way out.
+    pub(crate) fn disabled(&self) -> HashSet<uuid::Uuid> {
+        self.tables.values().filter(|table| !table.is_enabled()).map(|table| table.registration).collect()
     }
 
     /// The enabled table under the client's names.

@@ -1,12 +1,12 @@
 //! Tells the platform database, and through it the api's waiting PUTs, what the running filter covers.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use aura_bus::{Headers, Message, Subject};
 use aura_domain::{Epoch, Lsn, ProjectId, SourceId};
 use aura_store::{EngineState, NewGap, Store, StoreError};
 use aura_wire::{GapEnvelope, GapReason};
-use tokio::sync::watch;
+use tokio::sync::{RwLock, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -29,12 +29,17 @@ pub(super) struct Reporter {
     control: Arc<Control>,
     source: SourceId,
     epoch: Epoch,
+    disabling: Arc<RwLock<()>>,
+    /// Tables whose disable has been reported.
+    disabled: HashSet<uuid::Uuid>,
     stop: CancellationToken,
 }
 
 impl Reporter {
     pub(super) fn new(engine: &Engine, stop: CancellationToken) -> Self {
         Self {
+            disabling: Arc::clone(&engine.disabling),
+            disabled: HashSet::new(),
             store: engine.deps.store.clone(),
             control: Arc::clone(&engine.control),
             source: engine.source.id,
@@ -43,7 +48,7 @@ impl Reporter {
         }
     }
 
-    pub(super) async fn run(self, mut reports: watch::Receiver<Option<Arc<Covered>>>) {
+    pub(super) async fn run(mut self, mut reports: watch::Receiver<Option<Arc<Covered>>>) {
         let mut done = true;
         loop {
             tokio::select! {
@@ -65,7 +70,7 @@ impl Reporter {
     }
 
     /// False = some tables aren't reported, since a subscription that waits for them couldn't be checked.
-    async fn report(&self, covered: &Covered) -> Result<bool, StoreError> {
+    async fn report(&mut self, covered: &Covered) -> Result<bool, StoreError> {
         // Waiting subscriptions first: once a PUT is answered, every later change must find them.
         let asleep = self.control.wake(&covered.registry).await;
         let revision = covered.registry.revision;
@@ -76,6 +81,12 @@ impl Reporter {
         if !active.is_empty() {
             self.store.mark_active(self.source, self.epoch, revision, &active).await?;
         }
+        let disabled = covered.registry.disabled();
+        if !disabled.is_subset(&self.disabled) {
+            // Batches that were judged before the tables went may still be on their way to the bus.
+            drop(self.disabling.write().await);
+        }
+        self.disabled = disabled;
         self.store.set_applied_revision(self.source, self.epoch, revision).await?;
         self.store.set_engine_state(self.source, self.epoch, EngineState::Running, None).await?;
         self.control.announce_registry().await;
