@@ -5,6 +5,7 @@ mod feedback;
 mod intake;
 mod judge;
 mod loader;
+mod position;
 mod quota;
 pub(crate) mod registry;
 mod report;
@@ -62,6 +63,10 @@ pub(crate) struct Engine {
     registry: watch::Sender<Arc<Registry>>,
     streaming: watch::Sender<Streaming>,
     reports: watch::Sender<Option<Arc<report::Covered>>>,
+    /// What was confirmed last, in which generation.
+    position: watch::Sender<Option<(Generation, Lsn)>>,
+    /// Somebody has raised the epoch: nothing of this engine counts any more.
+    fenced: CancellationToken,
     received: Arc<AtomicU64>,
     /// See [`Judge::disabling`].
     disabling: Arc<tokio::sync::RwLock<()>>,
@@ -159,6 +164,8 @@ impl Engine {
             registry,
             streaming,
             reports,
+            position: watch::Sender::new(None),
+            fenced: CancellationToken::new(),
             received,
             disabling: Arc::default(),
             tasks,
@@ -181,6 +188,14 @@ impl Engine {
         self.tasks.spawn(loader::watch(self.deps.store.clone(), self.source.id, refresh, loaded_tx, halt.clone()));
         let reporter = report::Reporter::new(self, halt.clone());
         self.tasks.spawn(reporter.run(self.reports.subscribe()));
+        let keeper = position::PositionKeeper {
+            store: self.deps.store.clone(),
+            source: self.source.id,
+            epoch: self.epoch,
+            fenced: self.fenced.clone(),
+            stop: halt.clone(),
+        };
+        self.tasks.spawn(keeper.run(self.position.subscribe()));
         let (ready_tx, ready) = watch::channel(false);
         self.tasks.spawn(Arc::clone(&self.control).serve(ready_tx, halt.clone()));
 
@@ -270,17 +285,11 @@ impl Engine {
     async fn generation(
         &self,
         identity: &aura_pgsource::SystemIdentity,
-        slot_created: bool,
+        new_slot: bool,
     ) -> Result<Generation, EngineError> {
         let store = &self.deps.store;
         let (generation, raised) = store
-            .confirm_generation(
-                self.source.id,
-                self.epoch,
-                &identity.system_identifier,
-                identity.timeline,
-                slot_created,
-            )
+            .confirm_generation(self.source.id, self.epoch, &identity.system_identifier, identity.timeline, new_slot)
             .await?;
         if raised {
             tracing::warn!(source = %self.source.id, %generation, "positions lost their meaning, new generation");

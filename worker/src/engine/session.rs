@@ -14,7 +14,7 @@ use aura_pgsource::{
     Decoder, FilterEntry, Plugin, ReplicationConnection, ReplicationStream, SourceError, SqlConnection, SqlState,
     Status, StreamMessage, connect_sql, pgoutput_options, slot, wal2json_options,
 };
-use aura_store::EngineState;
+use aura_store::{EngineState, StoreError};
 use aura_wire::GapReason;
 use tokio::sync::watch;
 
@@ -36,8 +36,6 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 const BURST: usize = 512;
 /// A session that lasted this long has earned a fresh retry pause.
 const HEALTHY: Duration = Duration::from_secs(30);
-/// The confirmed position is remembered this often.
-const SAVE_POSITION: Duration = Duration::from_secs(5);
 /// Reserved for the final position and for leaving, inside the drain time-out (F.9).
 const FINAL_RESERVE: Duration = Duration::from_secs(3);
 
@@ -74,7 +72,6 @@ struct Stream {
     e: Lsn,
     /// The first frame at or above `e` has arrived.
     covered: bool,
-    saved: Instant,
 }
 
 impl Stream {
@@ -141,8 +138,8 @@ impl<'e> Session<'e> {
         let mut connection = ReplicationConnection::connect(&engine.url, &name, &engine.sockets, CONNECT).await?;
         let sql = connect_sql(&engine.url, &name, Some(&engine.sockets), CONNECT).await?;
         let identity = connection.identify_system().await?;
-        let slot = engine.ensure_slot(&mut connection, &sql).await?;
-        let generation = engine.generation(&identity, slot.created).await?;
+        let slot = engine.ensure_slot(&mut connection, &sql, &identity).await?;
+        let generation = engine.generation(&identity, false).await?;
         let stored = engine.deps.store.position(engine.source.id).await?;
         self.enter_generation(generation, intake, stored).await;
         let start = start_position(&slot, generation, intake, stored).min(identity.wal_end.max(slot.confirmed));
@@ -164,7 +161,7 @@ impl<'e> Session<'e> {
         let decoder = Decoder::new(slot.plugin, generation);
         let next = None;
         let e = start.max(holds_from);
-        Ok(Stream { wire, sql, decoder, feedback, registry, filter, next, started, e, covered: false, saved: started })
+        Ok(Stream { wire, sql, decoder, feedback, registry, filter, next, started, e, covered: false })
     }
 
     /// START_REPLICATION, again while our own last walsender still holds the slot.
@@ -251,6 +248,7 @@ impl<'e> Session<'e> {
             tokio::select! {
                 biased;
                 () = self.engine.stop.cancelled() => return Ok(Ended::Stopped),
+                () = self.engine.fenced.cancelled() => return Err(StoreError::Fenced.into()),
                 () = intake.acked.notified() => {}
                 changed = self.loaded.changed() => {
                     if changed.is_err() {
@@ -281,13 +279,9 @@ impl<'e> Session<'e> {
         if !stream.covered {
             self.send_status(stream, intake, true).await?;
         }
-        if stream.saved.elapsed() >= SAVE_POSITION {
-            stream.saved = Instant::now();
-            self.save_position(stream).await?;
-            let confirmed = stream.feedback.flushed();
-            if stream.next.is_none() && stream.registry.can_shrink(confirmed) {
-                stream.next = Some(self.registry(self.generation.unwrap_or(Generation(1)), confirmed));
-            }
+        let confirmed = stream.feedback.flushed();
+        if stream.next.is_none() && stream.registry.can_shrink(confirmed) {
+            stream.next = Some(self.registry(self.generation.unwrap_or(Generation(1)), confirmed));
         }
         Ok(())
     }
@@ -374,6 +368,8 @@ impl<'e> Session<'e> {
         let written = flushed.max(intake.received());
         stream.wire.send_status(Status { written, flushed, applied: flushed, reply_requested: reply }).await?;
         let engine = self.engine;
+        let position = Some((self.generation.unwrap_or(Generation(1)), flushed));
+        engine.position.send_if_modified(|last| std::mem::replace(last, position) != position);
         engine.deps.board.update(engine.source.id, &engine.source.name, |status| {
             status.received_lsn = intake.received();
             status.resolved_lsn = resolved;
@@ -458,6 +454,6 @@ impl<'e> Session<'e> {
 
 /// Where a session reads from: nothing that was confirmed or read before comes again (R-LSN-7, R-HOLE-2).
 fn start_position(slot: &ReadySlot, generation: Generation, intake: &Intake, stored: Option<(Generation, Lsn)>) -> Lsn {
-    let stored = stored.filter(|(of, _)| *of == generation && !slot.created).map_or(Lsn::ZERO, |(_, lsn)| lsn);
+    let stored = stored.filter(|(of, _)| *of == generation).map_or(Lsn::ZERO, |(_, lsn)| lsn);
     slot.confirmed.max(stored).max(intake.boundary())
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use aura_domain::{Lsn, Relation};
-use aura_pgsource::{Plugin, ReplicationConnection, SqlConnection, connect_sql, publication, slot};
+use aura_pgsource::{Plugin, ReplicationConnection, SqlConnection, SystemIdentity, connect_sql, publication, slot};
 use aura_store::Plugin as Wanted;
 use tokio::time::timeout;
 
@@ -15,8 +15,6 @@ pub(super) struct ReadySlot {
     pub(super) plugin: Plugin,
     /// What the server will not send again.
     pub(super) confirmed: Lsn,
-    /// Made just now: what was committed before is not in it.
-    pub(super) created: bool,
 }
 
 /// Creating a slot waits for transactions that are open; a try is given up after this, shown, and made again.
@@ -28,6 +26,7 @@ impl Engine {
         &self,
         connection: &mut ReplicationConnection,
         sql: &SqlConnection,
+        identity: &SystemIdentity,
     ) -> Result<ReadySlot, EngineError> {
         let name = &self.source.slot_name;
         if let Some(ended) = slot::terminate_older_epoch(sql, name, self.source.id, self.epoch).await? {
@@ -37,12 +36,27 @@ impl Engine {
             Some(status) if status.is_lost() => {
                 tracing::error!(source = %self.source.id, slot = %name, "the slot is lost, making it again");
                 metrics::counter!("cdc_slot_recreated_total").increment(1);
+                self.leave_generation(identity).await?;
                 connection.drop_slot(name).await?;
                 self.create_slot(connection).await
             }
             Some(status) => self.existing(&status),
-            None => self.create_slot(connection).await,
+            None => {
+                self.leave_generation(identity).await?;
+                self.create_slot(connection).await
+            }
         }
+    }
+
+    /// Before a slot is made where there was one: positions of the old one mean nothing in the new one. Raised first, so
+    /// that a crash in between leaves a generation without a position, which is announced as a gap (R-LSN-6).
+    async fn leave_generation(&self, identity: &SystemIdentity) -> Result<(), EngineError> {
+        let entered = self.deps.store.position(self.source.id).await?.map(|(generation, _)| generation);
+        let now = self.deps.store.engine(self.source.id).await?.map(|engine| engine.generation);
+        if entered.is_some() && entered == now {
+            self.generation(identity, true).await?;
+        }
+        Ok(())
     }
 
     fn existing(&self, status: &slot::SlotStatus) -> Result<ReadySlot, EngineError> {
@@ -56,7 +70,7 @@ impl Engine {
             return Err(EngineError::SlotInUse { pid: holder.pid });
         }
         let plugin = if status.plugin == Plugin::Wal2json.library() { Plugin::Wal2json } else { Plugin::PgOutput };
-        Ok(ReadySlot { plugin, confirmed: status.confirmed_flush.unwrap_or(Lsn::ZERO), created: false })
+        Ok(ReadySlot { plugin, confirmed: status.confirmed_flush.unwrap_or(Lsn::ZERO) })
     }
 
     async fn create_slot(&self, connection: &mut ReplicationConnection) -> Result<ReadySlot, EngineError> {
@@ -72,7 +86,7 @@ impl Engine {
         };
         let (plugin, confirmed) = created?;
         tracing::info!(source = %self.source.id, slot = %name, plugin = plugin.library(), "slot created");
-        Ok(ReadySlot { plugin, confirmed, created: true })
+        Ok(ReadySlot { plugin, confirmed })
     }
 
     /// pgoutput's filter. Answers the position from which on it holds: a change of a publication takes effect there.
