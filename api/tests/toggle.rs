@@ -152,7 +152,10 @@ async fn r_reg_5_any_legal_name_toggles() -> Result<()> {
         assert_eq!(put(&platform, &tenant, name, false).await?.status, StatusCode::OK, "{name}");
         assert_eq!(platform.replica_identity(&tenant, name).await?, 'd', "{name}");
     }
-    assert_eq!(put(&platform, &tenant, "orders", true).await?.code(), "table_not_found", "names are case-sensitive");
+    let unknown = put(&platform, &tenant, "orders", true).await?;
+    assert_eq!(unknown.code(), "table_not_found", "names are case-sensitive");
+    let detail = unknown.body["detail"].as_str().unwrap_or_default();
+    assert!(detail.contains(&tenant.schema.to_string()), "it names the schema where it looked: {detail}");
     assert_eq!(put(&platform, &tenant, &"x".repeat(64), true).await?.code(), "invalid_name");
     assert_eq!(put(&platform, &tenant, "a\0b", true).await?.code(), "invalid_name");
     let path = format!("/v1/db/{}/schema/tables/%FF/realtime", tenant.id);

@@ -40,7 +40,7 @@ pub(crate) async fn show(state: &AppState, service: &TableService) -> Result<Ans
     let info = target::find(&admin, service).await?;
     let registration = state.store().registration(service.reference()).await?;
     if info.is_none() && registration.is_none() {
-        return Err(target::not_found());
+        return Err(target::not_found(service));
     }
     admin.done();
     Ok(answer(service, registration.as_ref(), info.as_ref(), true))
@@ -127,7 +127,11 @@ impl Change<'_> {
     async fn turn_off(&self, admin: &AdminLease, known: Option<Registration>) -> Result<Written> {
         let info = target::find(admin, self.service).await?;
         let Some(known) = known else {
-            return if info.is_some() { Ok(Written::Off(None, info, true)) } else { Err(target::not_found()) };
+            return if info.is_some() {
+                Ok(Written::Off(None, info, true))
+            } else {
+                Err(target::not_found(self.service))
+            };
         };
         let store = self.state.store();
         let actor = self.service.access().actor().as_str();
@@ -180,7 +184,7 @@ impl Change<'_> {
     async fn plan_off(&self, admin: &AdminLease, known: Option<Registration>) -> Result<Written> {
         let info = target::find(admin, self.service).await?;
         if known.is_none() && info.is_none() {
-            return Err(target::not_found());
+            return Err(target::not_found(self.service));
         }
         let mut plan = Vec::new();
         if let Some(known) = known.as_ref().filter(|known| known.enabled) {

@@ -8,7 +8,7 @@ use crate::{
 
 /// The table as it is now; 404 if there is none, 422 if it can't have a change stream (R-REG-4).
 pub(crate) async fn resolve(admin: &Admin, service: &TableService) -> Result<TableInfo> {
-    let info = find(admin, service).await?.ok_or_else(not_found)?;
+    let info = find(admin, service).await?.ok_or_else(|| not_found(service))?;
     check(&info)?;
     Ok(info)
 }
@@ -18,8 +18,11 @@ pub(crate) async fn find(admin: &Admin, service: &TableService) -> Result<Option
     Ok(admin.table(service.schema(), service.table()).await?)
 }
 
-pub(crate) fn not_found() -> ApiError {
-    ApiError::new(Code::TableNotFound, "The schema has no table of that name; names are case-sensitive.")
+/// Names the physical schema: who administers the project may know it, and looks in the wrong one without.
+pub(crate) fn not_found(service: &TableService) -> ApiError {
+    let schema = service.schema();
+    let detail = format!("The schema {schema} has no table of that name; names are case-sensitive.");
+    ApiError::new(Code::TableNotFound, detail)
 }
 
 fn check(info: &TableInfo) -> Result<()> {
