@@ -55,6 +55,9 @@ pub enum BusError {
     /// Not connected, or the connection was lost in between. Whatever was published may or may not have arrived.
     #[error("the bus is not connected")]
     Disconnected,
+    /// The first connection failed; the text has the servers, without credentials, and the cause.
+    #[error("can't connect to {0}")]
+    Unreachable(String),
     /// No receipt or answer in time.
     #[error("the bus did not answer within {0:?}")]
     Timeout(Duration),

@@ -78,7 +78,7 @@ pub struct NatsBus {
 }
 
 impl NatsBus {
-    /// Connects; an unreachable server is `Disconnected`, wrong credentials are `Refused`. Once connected it never gives
+    /// Connects; an unreachable server is `Unreachable`, wrong credentials are `Refused`. Once connected it never gives
     /// up on its own.
     pub async fn connect(options: NatsOptions) -> Result<Self, BusError> {
         let slow_consumer = Arc::default();

@@ -55,12 +55,14 @@ impl Link {
             }
             std::future::ready(())
         });
+        let places = address.servers.join(", ");
         let attempt = timeout(options.connect_timeout, connect.connect(address.servers));
-        let client = attempt.await.map_err(|_| BusError::Disconnected)?.map_err(|error| match error.kind() {
+        let late = |_| BusError::Unreachable(format!("{places}: no answer within {:?}", options.connect_timeout));
+        let client = attempt.await.map_err(late)?.map_err(|error| match error.kind() {
             ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
                 BusError::Refused("authorization violation".to_owned())
             }
-            _ => BusError::Disconnected,
+            _ => BusError::Unreachable(format!("{places}: {error}")),
         })?;
         link.client.get_or_init(|| client);
         Ok(link)
