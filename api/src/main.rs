@@ -56,7 +56,6 @@ async fn serve(config: Config, shutdown: Shutdown) -> anyhow::Result<ExitCode> {
     let (background, stop) = (api.clone(), shutdown.token());
     tasks.spawn(async move { background.run(stop).await });
     tasks.close();
-    tracing::info!(address = %listener.local_addr()?, "listening");
     aura_kit::http::serve(listener, aura_kit::http::with_layers(api.router()), &shutdown).await?;
     shutdown.trigger();
     tokio::select! {

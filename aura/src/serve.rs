@@ -52,7 +52,6 @@ pub(crate) async fn run(options: ServeOptions, shutdown: Shutdown) -> Result<Exi
         worker: options.worker.settings(),
     })
     .await?;
-    tracing::info!(address = %listener.local_addr()?, "serving");
     stack.run(listener, shutdown).await?;
     Ok(ExitCode::SUCCESS)
 }

@@ -88,9 +88,20 @@ where
     let outcome = runtime.block_on(with_signals(config, main));
     runtime.shutdown_timeout(RUNTIME_END);
     outcome.unwrap_or_else(|error| {
-        tracing::error!("{error:#}");
+        tracing::error!("{}", with_causes(&error));
         ExitCode::from(EXIT_FAILED)
     })
+}
+
+/// The error and its causes in one line. Messages of some libraries hold their cause's message: it is said once.
+pub fn with_causes(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 async fn with_signals<C, F, Fut>(config: C, main: F) -> anyhow::Result<ExitCode>
@@ -106,4 +117,19 @@ where
     let outcome = main(config, shutdown).await;
     handler.abort();
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context, anyhow};
+
+    use super::*;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let inner = anyhow!("password authentication failed");
+        let outer: anyhow::Result<()> = Err(inner).context("database: password authentication failed").context("start");
+        let error = outer.context("dev").expect_err("an error");
+        assert_eq!(with_causes(&error), "dev: start: database: password authentication failed");
+    }
 }

@@ -20,10 +20,11 @@ pub const BODY_LIMIT: usize = 1024 * 1024;
 
 /// A listener that could not be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("can't listen on {address}: {}", reason(source))]
+#[error("can't listen on {address}: {}", reason(error))]
 pub struct BindError {
     address: SocketAddr,
-    source: std::io::Error,
+    /// No source of ours: the message says all of it.
+    error: std::io::Error,
 }
 
 fn reason(error: &std::io::Error) -> String {
@@ -39,7 +40,7 @@ fn reason(error: &std::io::Error) -> String {
 /// # Errors
 /// The address is taken or not ours; the message names it.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
-    TcpListener::bind(address).await.map_err(|source| BindError { address, source })
+    TcpListener::bind(address).await.map_err(|error| BindError { address, error })
 }
 
 /// Adds what every surface has: request id, a log line per request, panics and unknown routes as problems, a body limit.
@@ -89,6 +90,7 @@ async fn log_request(request: Request, next: Next) -> Response {
 /// # Errors
 /// The listener broke.
 pub async fn serve(listener: TcpListener, router: Router, shutdown: &Shutdown) -> std::io::Result<()> {
+    tracing::info!(address = %listener.local_addr()?, "listening");
     let stop = shutdown.token();
     let service = router.into_make_service_with_connect_info::<SocketAddr>();
     // A message to a socket must not wait for the acknowledgement of the one before it.

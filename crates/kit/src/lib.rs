@@ -12,7 +12,7 @@ pub mod request_id;
 pub mod shutdown;
 pub mod telemetry;
 
-pub use boot::{Configuration, run};
+pub use boot::{Configuration, run, with_causes};
 pub use code::Code;
 pub use config::{Environment, PlatformArgs, PlatformKeyArgs, Problems};
 pub use json::Json;
