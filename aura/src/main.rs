@@ -41,7 +41,8 @@ impl Configuration for Cli {
     fn check(&self, problems: &mut Problems) {
         match &self.command {
             Command::Serve(options) => options.check(problems),
-            Command::Dev(_) | Command::Migrate(_) | Command::Token(_) => {}
+            Command::Token(options) => options.check(problems),
+            Command::Dev(_) | Command::Migrate(_) => {}
         }
     }
 

@@ -9,7 +9,7 @@ use aura_bus::{MemoryBus, NatsBus, NatsOptions, SharedBus};
 use aura_front::{Front, FrontDeps, FrontSettings};
 use aura_kit::{Metrics, Probes, Report, Shutdown};
 use aura_store::{MasterKey, NewSource, PostgresLease, Store};
-use aura_worker::{Worker, WorkerDeps, WorkerSettings};
+use aura_worker::{Worker, WorkerDeps, WorkerSettings, WorkerStatus};
 use axum::{Router, body::Body};
 use http::{Request, header};
 use secrecy::{ExposeSecret, SecretString};
@@ -90,6 +90,11 @@ impl Stack {
     /// A client that calls this stack's api without the network.
     pub(crate) fn api_client(&self) -> ApiClient {
         ApiClient(self.router.clone())
+    }
+
+    /// What the worker tells of its engines.
+    pub(crate) fn worker_status(&self) -> WorkerStatus {
+        self.worker.status()
     }
 
     /// Tells whether somebody is connected besides the live view's own socket.

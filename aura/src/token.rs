@@ -3,6 +3,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use anyhow::{Context, Result, bail};
 use aura_auth::{KeyRole, Minter};
 use aura_domain::ProjectId;
+use aura_kit::Problems;
 use aura_store::{MasterKey, ProjectAuth, Store};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value};
@@ -29,7 +30,7 @@ pub(crate) struct TokenOptions {
     #[arg(long, value_enum, default_value = "authenticated")]
     role: TokenRole,
     /// Subject of an end user's token.
-    #[arg(long, required_if_eq("role", "authenticated"))]
+    #[arg(long)]
     sub: Option<String>,
     /// More claims of an end user's token, a JSON object.
     #[arg(long, value_name = "JSON", value_parser = claims, default_value = "{}")]
@@ -84,6 +85,16 @@ pub(crate) async fn run(options: TokenOptions) -> Result<ExitCode> {
 }
 
 impl TokenOptions {
+    /// Adds what is wrong.
+    pub(crate) fn check(&self, problems: &mut Problems) {
+        if matches!(self.role, TokenRole::Authenticated) && self.sub.is_none() {
+            problems.add(
+                "--sub names the end user: aura-realtime token --sub a11ce000-0000-4000-8000-000000000001 (alice of the \
+                 demo); other tokens are of a --role",
+            );
+        }
+    }
+
     fn secrets(&self) -> Result<Secrets> {
         let Some(url) = &self.database_url else { return self.secrets_of_dev() };
         let master_key = self.master_key.as_ref().context("AURA_MASTER_KEY is required with DATABASE_URL")?;

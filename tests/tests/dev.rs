@@ -55,7 +55,12 @@ async fn a_second_dev_says_who_runs_and_a_taken_port_is_named() -> Result<()> {
     let elsewhere = Directory::create()?;
     let third = Dev::command(&elsewhere, dev.port)?.start()?;
     assert!(!third.wait(PATIENCE).await?.success());
-    third.line(PATIENCE, |line| line.contains(&dev.port.to_string()) && line.contains("taken")).await?;
+    third
+        .line(PATIENCE, |line| {
+            line.contains(&dev.port.to_string()) && line.contains("taken; choose another with --port")
+        })
+        .await?;
+    assert!(!elsewhere.0.join("data").exists(), "nothing is made for a port that is taken");
     assert!(is_running(dev.process.pid()), "the first one doesn't mind");
     Ok(())
 }

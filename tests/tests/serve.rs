@@ -1,7 +1,7 @@
 //! The undivided binary on a PostgreSQL that is already there, and what README's curl shows.
 
 use anyhow::Result;
-use aura_testkit::{Nats, Postgres, ProcessOptions, Signal, eventually, free_port};
+use aura_testkit::{Nats, Postgres, PostgresOptions, ProcessOptions, Signal, eventually, free_port};
 use serde_json::{Value, json};
 use system_tests::{Dev, Directory, PATIENCE, Project, curl};
 
@@ -39,6 +39,119 @@ async fn dev_runs_on_an_existing_database_and_on_nats() -> Result<()> {
     let lines = once.start()?.succeeds(PATIENCE).await?;
     assert!(lines.iter().any(|line| line.starts_with("first event in ")), "{lines:?}");
     assert!(!directory.0.join("data/postgres").exists(), "no cluster of its own");
+    Ok(())
+}
+
+#[tokio::test]
+async fn databases_of_one_server_run_side_by_side_and_are_left_as_they_were() -> Result<()> {
+    let postgres = Postgres::start().await?;
+    let mut starts = Vec::new();
+    for name in ["first", "Second"] {
+        let (url, directory) = (postgres.create_database(name).await?, Directory::create()?);
+        // The demo's table is the project's own, whatever there is.
+        postgres.client(name).await?.batch_execute("create table messages (id int)").await?;
+        let process = Dev::command(&directory, free_port()?)?.args(["--json", "--database-url", &url]).start()?;
+        process.line(PATIENCE, |line| line.contains(r#""type":"ready""#)).await?;
+        starts.push((name, process, directory));
+    }
+    for (name, process, directory) in &starts {
+        let file: Value = serde_json::from_slice(&std::fs::read(directory.0.join("data/dev.json"))?)?;
+        let health = format!("{}/health", file["api_url"].as_str().unwrap_or_default());
+        assert_eq!(curl("GET", &health, "", None).await?.body["cdc_active"], json!(true), "{name}");
+        assert!(!process.lines().iter().any(|line| line.contains(r#""type":"warning""#)), "{:?}", process.lines());
+        let url = file["database_url"].as_str().unwrap_or_default();
+        let (sql, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await?;
+        tokio::spawn(connection);
+        let schema: String = sql.query_one("select current_schema()::text", &[]).await?.get(0);
+        assert_eq!(schema, file["schema"], "what psql makes there is the project's");
+        process.signal(Signal::INT)?;
+        process.wait(PATIENCE).await?;
+        let settings = "select count(*) from pg_db_role_setting";
+        assert_eq!(sql.query_one(settings, &[]).await?.get::<_, i64>(0), 0, "the database keeps its settings");
+    }
+    Ok(())
+}
+
+/// README, "Your own PostgreSQL", word for word.
+#[tokio::test]
+async fn an_existing_table_in_an_existing_schema_goes_live() -> Result<()> {
+    let postgres = Postgres::start().await?;
+    let url = postgres.create_database("mine").await?;
+    let sql = postgres.client("mine").await?;
+    sql.batch_execute("create table orders (id int primary key, title text)").await?;
+    let (directory, port) = (Directory::create()?, free_port()?);
+    let dev = Dev::command(&directory, port)?.args(["--json", "--database-url", &url]).start()?;
+    dev.line(PATIENCE, |line| line.contains(r#""type":"ready""#)).await?;
+    let file: Value = serde_json::from_slice(&std::fs::read(directory.0.join("data/dev.json"))?)?;
+    let text = |name: &str| file[name].as_str().unwrap_or_default();
+
+    let body = json!({"name": "shop", "schema": "public"});
+    let made = curl("POST", &format!("{}/v1/projects", text("api_url")), text("platform_key"), Some(&body)).await?;
+    assert_eq!(made.status, 201, "{}", made.body);
+    sql.batch_execute("grant select on orders to aura_anon, aura_authenticated, aura_service_role").await?;
+    let project = Project::from_answer(&made.body, text("api_url"), text("ws_url"), &url)?;
+    project.enable("orders").await?;
+    let data = directory.0.join("data").to_string_lossy().into_owned();
+    for who in [["--role", "service_role"], ["--role", "anon"], ["--sub", system_tests::ALICE]] {
+        let token = ProcessOptions::binary("aura-realtime")?.args(["token", "--data-dir", &data, "--project", "shop"]);
+        let lines = token.args(who).start()?.succeeds(PATIENCE).await?;
+        let key = lines.first().map(String::as_str).unwrap_or_default();
+        let watch = format!("{}/realtime/v1/sse?schema=public&table=orders", project.api_url);
+        let header = format!("apikey: {key}");
+        let stream =
+            ProcessOptions::new("curl").args(["--silent", "--no-buffer", "--header", &header, &watch]).start()?;
+        stream.line(PATIENCE, |line| line.contains("Subscribed to PostgreSQL")).await?;
+        sql.batch_execute("delete from orders; insert into orders values (1, 'tea')").await?;
+        stream.line(PATIENCE, |line| line.contains("INSERT") && line.contains("tea")).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_dev_makes_in_a_database_can_be_removed() -> Result<()> {
+    let postgres = Postgres::start().await?;
+    let url = postgres.create_database("mine").await?;
+    let sql = postgres.client("mine").await?;
+    let left = "select array(select nspname::text from pg_namespace where nspname !~ '^pg_' union all \
+         select rolname::text from pg_roles where rolname !~ '^pg_' union all \
+         select slot_name::text from pg_replication_slots union all select pubname::text from pg_publication order by 1)";
+    let before: Vec<String> = sql.query_one(left, &[]).await?.get(0);
+    let (directory, port) = (Directory::create()?, free_port()?);
+    let once = ["--once", "--plugin", "pgoutput", "--database-url", &url];
+    Dev::command(&directory, port)?.args(once).start()?.succeeds(PATIENCE).await?;
+    assert!(sql.query_one(left, &[]).await?.get::<_, Vec<String>>(0).len() > before.len() + 6);
+    let script = aura_testkit::repository_root().join("docs/remove.sql");
+    let file = script.to_string_lossy();
+    let psql = ["--no-psqlrc", "--set", "ON_ERROR_STOP=1", "--single-transaction", "--file", &file, &url];
+    ProcessOptions::new("psql").args(psql).start()?.succeeds(PATIENCE).await?;
+    assert_eq!(sql.query_one(left, &[]).await?.get::<_, Vec<String>>(0), before);
+    Ok(())
+}
+
+#[tokio::test]
+async fn dev_refuses_a_database_that_cannot_do_before_it_writes() -> Result<()> {
+    let postgres = Postgres::start_with(PostgresOptions::default().setting("wal_level", "replica")).await?;
+    let url = postgres.create_database("mine").await?;
+    let sql = postgres.client("mine").await?;
+    let (directory, port) = (Directory::create()?, free_port()?);
+    let refused = Dev::command(&directory, port)?.args(["--database-url", &url]).start()?;
+    assert_eq!(refused.wait(PATIENCE).await?.code(), Some(1));
+    refused.line(PATIENCE, |line| line.contains("ALTER SYSTEM SET wal_level = logical")).await?;
+    let nobody = "select count(*) from pg_namespace where nspname in ('aura', 'auth')";
+    assert_eq!(sql.query_one(nobody, &[]).await?.get::<_, i64>(0), 0, "nothing was written");
+    Ok(())
+}
+
+#[tokio::test]
+async fn dev_wants_a_superuser() -> Result<()> {
+    let postgres = Postgres::start().await?;
+    postgres.create_database("mine").await?;
+    let sql = postgres.client("mine").await?;
+    sql.batch_execute("create role plain login replication createrole password 'x'").await?;
+    let (directory, url) = (Directory::create()?, postgres.url_as("plain", "x", "mine"));
+    let refused = Dev::command(&directory, free_port()?)?.args(["--database-url", &url]).start()?;
+    assert_eq!(refused.wait(PATIENCE).await?.code(), Some(1));
+    refused.line(PATIENCE, |line| line.contains("needs a superuser")).await?;
     Ok(())
 }
 

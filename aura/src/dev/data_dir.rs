@@ -59,7 +59,11 @@ impl DataDir {
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             let mut runner = String::new();
             lock.read_to_string(&mut runner)?;
-            bail!("another `aura-realtime dev` runs on {}: {}", path.display(), runner.trim());
+            bail!(
+                "another `aura-realtime dev` runs on {}: {}; stop it, or give this one --data-dir and --port",
+                path.display(),
+                runner.trim()
+            );
         }
         // Only now: the owner changes nothing for a `dev` that already runs.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;

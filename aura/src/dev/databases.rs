@@ -15,6 +15,9 @@ const PLATFORM_ROLE: &str = "aura_platform";
 /// The worker's login: REPLICATION and nothing else.
 const WORKER_ROLE: &str = "aura_worker";
 
+/// The tenants' database.
+pub(crate) const APP: &str = "app";
+
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where everything is.
@@ -41,13 +44,13 @@ pub(crate) async fn prepare(cluster: &Cluster, secrets: &Secrets) -> Result<Urls
     role(&client, PLATFORM_ROLE, "login", &secrets.platform_password).await?;
     role(&client, WORKER_ROLE, "login replication nosuperuser nobypassrls", &secrets.worker_password).await?;
     database(&client, "platform", PLATFORM_ROLE).await?;
-    database(&client, "app", "postgres").await?;
+    database(&client, APP, "postgres").await?;
     // Tenants' logins have no business there.
     client.batch_execute("revoke connect on database platform from public").await?;
     Ok(Urls {
         platform: cluster.url(PLATFORM_ROLE, &secrets.platform_password, "platform"),
-        replication: cluster.url(WORKER_ROLE, &secrets.worker_password, "app"),
-        admin: cluster.superuser_url("app"),
+        replication: cluster.url(WORKER_ROLE, &secrets.worker_password, APP),
+        admin: cluster.superuser_url(APP),
     })
 }
 

@@ -54,12 +54,17 @@ pub(crate) struct User {
 }
 
 impl Demo {
-    /// Creates what is missing of project, table and policies. The stack need not serve yet.
-    pub(crate) async fn prepare(stack: &Handles, admin_url: &str) -> Result<Self> {
+    /// Creates what is missing of project, table and policies. The stack need not serve yet. In a database of `dev`'s
+    /// own, statements of a plain psql session then mean the project's schema; one of the user's keeps its settings.
+    pub(crate) async fn prepare(stack: &Handles, admin_url: &str, own_database: bool) -> Result<Self> {
         let auth = project(stack).await?;
         let demo = Self::from_auth(&auth)?;
         let client = databases::connect(admin_url).await?;
         table(&client, &demo.schema).await.context("can't create the demo table")?;
+        if own_database {
+            let path = format!("{}, public", quote_ident(&demo.schema));
+            client.batch_execute(&format!("alter database {} set search_path to {path}", databases::APP)).await?;
+        }
         Ok(demo)
     }
 
@@ -110,17 +115,14 @@ async fn project(stack: &Handles) -> Result<ProjectAuth> {
     store.project_auth(id).await?.context("the demo project is gone")
 }
 
-/// One simple query, so one transaction. Statements of a plain psql session then mean the project's schema.
+/// One simple query, so one transaction.
 async fn table(client: &Client, schema: &str) -> Result<()> {
-    let path = format!("{}, public", quote_ident(schema));
-    let database: String = client.query_one("select current_database()", &[]).await?.get(0);
-    client.batch_execute(&format!("set search_path to {path}")).await?;
-    let exists: bool = client.query_one("select to_regclass('messages') is not null", &[]).await?.get(0);
-    if !exists {
-        client.batch_execute(TABLE).await?;
+    let name = format!("{}.messages", quote_ident(schema));
+    let exists: bool = client.query_one("select to_regclass($1) is not null", &[&name]).await?.get(0);
+    if exists {
+        return Ok(());
     }
-    let sql = format!("alter database {} set search_path to {path}", quote_ident(&database));
-    Ok(client.batch_execute(&sql).await?)
+    Ok(client.batch_execute(&format!("set search_path to {}; {TABLE}", quote_ident(schema))).await?)
 }
 
 const TABLE: &str = "
@@ -149,7 +151,7 @@ pub(crate) async fn write(admin_url: String, schema: String, watched: impl Fn() 
         }
         number += 1;
         if let Err(error) = insert(&admin_url, &schema, number).await {
-            tracing::warn!(error = format!("{error:#}"), "the demo writer couldn't insert");
+            tracing::warn!(error = aura_kit::with_causes(&error), "the demo writer couldn't insert");
         }
     }
 }

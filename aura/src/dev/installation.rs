@@ -29,7 +29,11 @@ impl Installation {
     pub(crate) fn find(explicit: Option<&Path>) -> Result<Self> {
         let bin = match explicit {
             Some(bin) if bin.join("postgres").exists() => bin.to_owned(),
-            Some(bin) => bail!("{} has no PostgreSQL server", bin.display()),
+            Some(bin) => bail!(
+                "{} has no PostgreSQL server: --pg-bin is the folder of initdb and postgres, such as \
+                 /usr/lib/postgresql/15/bin",
+                bin.display()
+            ),
             None => in_path().or_else(newest_of_distribution).with_context(|| {
                 format!(
                     "no PostgreSQL server found; install one: {INSTALL}; or name one with --pg-bin or --database-url"

@@ -25,7 +25,7 @@ pub(crate) async fn show(ws_url: String, key: String, screen: Screen, stop: Canc
     let showing = async {
         loop {
             if let Err(error) = show_channel(&ws_url, &key, screen).await {
-                tracing::debug!(error = format!("{error:#}"), "the live view lost its socket");
+                tracing::debug!(error = aura_kit::with_causes(&error), "the live view lost its socket");
             }
             sleep(RETRY).await;
         }

@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use aura_kit::Shutdown;
 use aura_store::{NewSource, Store};
-use aura_worker::WorkerSettings;
+use aura_worker::{WorkerSettings, WorkerStatus};
 use secrecy::ExposeSecret;
 use serde_json::json;
 use tokio::{net::TcpListener, time::Instant};
@@ -22,6 +22,8 @@ mod cluster;
 mod data_dir;
 mod databases;
 mod demo;
+mod engine;
+mod existing;
 mod installation;
 mod live;
 mod options;
@@ -47,12 +49,19 @@ pub(crate) async fn run(options: DevOptions, shutdown: Shutdown) -> Result<ExitC
     let started = Instant::now();
     let screen = Screen::new(options.json);
     let user = User::to_drop_to()?;
+    // Before anything is made: a taken port is the most common mistake. By whom it is taken, an own data directory tells.
+    let listener = match listen(options.port).await {
+        Err(error) if !options.data_dir.exists() => return Err(error),
+        listener => listener,
+    };
     let mut dir = DataDir::open(&options.data_dir, user.as_ref())?;
-    // Before the database starts: a taken port is the most common mistake.
-    let listener = aura_kit::http::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, options.port))).await?;
+    let listener = listener?;
     let secrets = dir.secrets()?;
     let (cluster, urls) = match &options.database_url {
-        Some(url) => (None, Ok(Urls::all_in(url.expose_secret()))),
+        Some(url) => {
+            existing::check(url.expose_secret()).await?;
+            (None, Ok(Urls::all_in(url.expose_secret())))
+        }
         None => {
             let cluster = start_cluster(&dir, &options, user, screen).await?;
             let urls = databases::prepare(&cluster, &secrets).await;
@@ -69,6 +78,11 @@ pub(crate) async fn run(options: DevOptions, shutdown: Shutdown) -> Result<ExitC
     outcome?;
     screen.note("stopped", "stopped, nothing is left running");
     Ok(ExitCode::SUCCESS)
+}
+
+async fn listen(port: u16) -> Result<TcpListener> {
+    let bound = aura_kit::http::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await;
+    bound.map_err(|error| anyhow!("{error}; choose another with --port"))
 }
 
 async fn start_cluster(dir: &DataDir, options: &DevOptions, user: Option<User>, screen: Screen) -> Result<Cluster> {
@@ -97,6 +111,7 @@ struct Handles {
     store: Store,
     api: ApiClient,
     platform_key: String,
+    worker: WorkerStatus,
     /// Whether somebody is connected besides ourselves.
     watched: Box<dyn Fn() -> bool + Send + Sync>,
 }
@@ -114,11 +129,12 @@ impl Session {
     async fn run(&self, dir: &mut DataDir, listener: TcpListener, shutdown: &Shutdown) -> Result<()> {
         let origin = format!("http://{}", listener.local_addr()?);
         aura_store::migrate(&self.urls.platform).await.context("can't migrate the platform database")?;
-        let stack = Stack::build(self.stack_config()).await?;
+        let stack = Stack::build(self.stack_config()?).await?;
         let handles = Handles {
             store: stack.store().clone(),
             api: stack.api_client(),
             platform_key: stack.platform_key()?,
+            worker: stack.worker_status(),
             watched: Box::new(stack.watched_by_others()),
         };
         let serving = stack.run(listener, shutdown.clone());
@@ -132,8 +148,9 @@ impl Session {
         used.and(served)
     }
 
-    fn stack_config(&self) -> StackConfig {
-        StackConfig {
+    fn stack_config(&self) -> Result<StackConfig> {
+        let existing = self.options.database_url.as_ref();
+        Ok(StackConfig {
             platform_url: self.urls.platform.clone().into(),
             master_key: self.secrets.master_key.clone().into(),
             platform_jwt_secret: self.secrets.platform_jwt_secret.clone().into(),
@@ -142,14 +159,14 @@ impl Session {
                 name: "shared".to_owned(),
                 replication_url: self.urls.replication.clone().into(),
                 admin_url: Some(self.urls.admin.clone().into()),
-                slot_name: None,
+                slot_name: existing.map(|url| existing::slot_name(url.expose_secret())).transpose()?,
                 plugin: self.options.plugin.into(),
             }),
             // The lock on the data directory is all the lease that a private cluster needs; after a kill -9 nobody has to
             // wait for a lease to expire.
-            lease: if self.options.database_url.is_none() { Lease::Ours } else { Lease::Shared },
+            lease: if existing.is_none() { Lease::Ours } else { Lease::Shared },
             worker: WorkerSettings { drain_timeout: DRAIN_TIMEOUT, ..WorkerSettings::default() },
-        }
+        })
     }
 
     async fn use_stack(&self, dir: &mut DataDir, stack: Handles, origin: &str, shutdown: &Shutdown) -> Result<()> {
@@ -165,12 +182,15 @@ impl Session {
             return self.once(&file).await;
         }
         file.print(self.screen, dir.path());
+        if let Some(why) = stop.run_until_cancelled(engine::not_streaming(&stack.worker)).await.flatten() {
+            self.screen.note("warning", &why);
+        }
         self.watch(stack, &file, stop).await;
         Ok(())
     }
 
     async fn prepare_demo(&self, stack: &Handles) -> Result<Demo> {
-        let demo = Demo::prepare(stack, &self.urls.admin).await?;
+        let demo = Demo::prepare(stack, &self.urls.admin, self.options.database_url.is_none()).await?;
         if let Some(why) = demo.go_live(&stack.api).await? {
             self.screen.note("warning", &format!("public.messages isn't live: {why}"));
         }
@@ -182,7 +202,10 @@ impl Session {
             api_url: origin.to_owned(),
             ws_url: format!("{}/realtime/v1", origin.replacen("http", "ws", 1)),
             studio_url: format!("{origin}/studio"),
-            database_url: self.urls.admin.clone(),
+            database_url: match (&self.options.database_url, &demo) {
+                (Some(url), Some(demo)) => existing::with_search_path(url.expose_secret(), &demo.schema),
+                _ => self.urls.admin.clone(),
+            },
             platform_database_url: self.urls.platform.clone(),
             platform_key: stack.platform_key.clone(),
             pid: std::process::id(),

@@ -10,12 +10,12 @@ pub(crate) struct DevOptions {
     #[arg(long, value_name = "DIR", default_value = "./.aura")]
     pub(crate) data_dir: PathBuf,
     /// The one port that serves everything, on loopback.
-    #[arg(long, default_value_t = 54321)]
+    #[arg(long, default_value_t = 54321, value_parser = clap::value_parser!(u16).range(1..=65534))]
     pub(crate) port: u16,
     /// Folder of PostgreSQL's server programs.
     #[arg(long, value_name = "DIR", conflicts_with = "database_url")]
     pub(crate) pg_bin: Option<PathBuf>,
-    /// Use this database instead of an embedded one; its user needs to be a superuser.
+    /// Use this database instead of an embedded one; its user must be a superuser, and wal_level logical.
     #[arg(long, value_name = "URL")]
     pub(crate) database_url: Option<SecretString>,
     /// Use NATS instead of the in-process bus.

@@ -67,7 +67,7 @@ impl DevFile {
     fn demo_lines(&self, demo: &Demo, file: &Path) -> Vec<String> {
         let secret = |name: &str| format!("jq -r .{name} {}", file.display());
         let snippet = format!(
-            "createClient('{}', '<anon key>').channel('demo')\n\
+            "createClient('{}', '<anon key>', {{ realtime: {{ transport: ws }} }}).channel('demo')\n\
              .on('postgres_changes', {{ event: '*', schema: 'public', table: 'messages' }}, console.log).subscribe()",
             self.api_url
         );
@@ -86,7 +86,7 @@ impl DevFile {
             format!("    -H \"apikey: $({})\" -H 'content-type: application/json' \\", secret("service_role_key")),
             "    -d '{\"enabled\": true}'".to_owned(),
             String::new(),
-            "Watch it with supabase-js:".to_owned(),
+            "Watch it with supabase-js (`import ws from 'ws'`; browsers and Node 22 need no transport):".to_owned(),
         ];
         lines.extend(snippet.lines().map(|line| format!("  {line}")));
         lines
