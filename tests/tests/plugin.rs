@@ -28,6 +28,8 @@ async fn forced_to_a_missing_wal2json_it_says_so_everywhere() -> Result<()> {
     let programs = Postgres::programs_without_wal2json()?;
     let dev = Dev::start(&["--pg-bin", &programs.to_string_lossy(), "--plugin", "wal2json"]).await?;
     dev.process.line(PATIENCE, |line| line.contains("apt-get install") && line.contains("wal2json")).await?;
+    let failed = "no changes are delivered: the engine is failed (plugin_missing)";
+    dev.process.line(PATIENCE, |line| line.contains(failed)).await?;
     let project = dev.demo()?;
     let health = curl("GET", &format!("{}/health", project.api_url), "", None).await?;
     assert_eq!(health.body["cdc_active"], json!(false), "{health:?}");

@@ -39,6 +39,11 @@ async fn dev_runs_on_an_existing_database_and_on_nats() -> Result<()> {
     let lines = once.start()?.succeeds(PATIENCE).await?;
     assert!(lines.iter().any(|line| line.starts_with("first event in ")), "{lines:?}");
     assert!(!directory.0.join("data/postgres").exists(), "no cluster of its own");
+    // The secrets in there are sealed with a key that another data directory lacks.
+    let stranger = Directory::create()?;
+    let refused = Dev::command(&stranger, port)?.args(["--once", "--database-url", &url]).start()?;
+    assert_eq!(refused.wait(PATIENCE).await?.code(), Some(1));
+    refused.line(PATIENCE, |line| line.contains("name that one with --data-dir")).await?;
     Ok(())
 }
 

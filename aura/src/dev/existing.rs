@@ -6,6 +6,7 @@ use aura_pgsource::{
     SourceUrl,
     preflight::{PreflightOptions, Severity, preflight},
 };
+use aura_store::StoreError;
 use sha2::{Digest, Sha256};
 
 /// Refuses a database on which the engine can't run, with what mends it.
@@ -25,6 +26,20 @@ pub(crate) async fn check(url: &str) -> Result<()> {
         bail!("--database-url ({place}): {user} is none, and `dev` needs a superuser; use `serve` for a lesser login");
     }
     Ok(())
+}
+
+/// Says what to do about secrets that another data directory has the key to.
+pub(crate) fn explain(error: anyhow::Error) -> anyhow::Error {
+    let sealed = |cause: &(dyn std::error::Error + 'static)| {
+        matches!(cause.downcast_ref::<StoreError>(), Some(StoreError::Key(_)))
+    };
+    if !error.chain().any(sealed) {
+        return error;
+    }
+    error.context(
+        "the database was set up with another data directory, which has the key to the secrets there: name that one with \
+         --data-dir, or start anew after docs/remove.sql",
+    )
 }
 
 /// Slots are cluster-wide: one per database, so that several on one server don't meet.

@@ -75,7 +75,7 @@ pub(crate) async fn run(options: DevOptions, shutdown: Shutdown) -> Result<ExitC
     if let Some(cluster) = cluster {
         cluster.stop().await?;
     }
-    outcome?;
+    outcome.map_err(existing::explain)?;
     screen.note("stopped", "stopped, nothing is left running");
     Ok(ExitCode::SUCCESS)
 }

@@ -6,7 +6,8 @@ use secrecy::SecretString;
 /// Everything in one process for development: an embedded PostgreSQL, an in-process bus and a demo project.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct DevOptions {
-    /// Where the database and the keys are kept between runs. Safe to delete.
+    /// Where the database and the keys are kept between runs. Safe to delete, but for --database-url: it has the
+    /// key to the secrets there.
     #[arg(long, value_name = "DIR", default_value = "./.aura")]
     pub(crate) data_dir: PathBuf,
     /// The one port that serves everything, on loopback.
