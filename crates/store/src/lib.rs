@@ -6,7 +6,7 @@
 use std::{future::Future, str::FromStr, time::Duration};
 
 use sqlx::{
-    PgPool,
+    Connection, PgConnection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
@@ -60,9 +60,16 @@ impl Store {
     /// Connects and checks that the database answers. It need not be migrated: see [`Store::schema_is_current`].
     pub async fn connect(url: &str, key: MasterKey) -> Result<Self, StoreError> {
         let pool = PgPoolOptions::new().max_connections(MAX_CONNECTIONS).acquire_timeout(Duration::from_secs(5));
-        let pool = pool.connect_lazy_with(connect_options(url)?.options(SESSION_LIMITS));
-        let store = Self { pool, key };
-        store.ping().await?;
+        let options = connect_options(url)?;
+        let store = Self { pool: pool.connect_lazy_with(options.clone().options(SESSION_LIMITS)), key };
+        match store.ping().await {
+            // The pool tries again for a while and keeps the cause to itself.
+            Err(StoreError::Unreachable(sqlx::Error::PoolTimedOut)) => {
+                bounded(async { Ok(PgConnection::connect_with(&options).await?.close().await?) }).await?;
+                store.ping().await?;
+            }
+            answer => answer?,
+        }
         Ok(store)
     }
 

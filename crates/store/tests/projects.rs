@@ -107,3 +107,13 @@ async fn r_eng_8_sources_are_upserted_by_name_and_get_their_slots() {
     assert_eq!(store.sources().await.expect("read").len(), 3);
     assert_eq!(store.engines().await.expect("read").len(), 3, "each has its engine");
 }
+
+#[tokio::test]
+async fn an_unreachable_database_says_why() {
+    let port = aura_testkit::free_port().expect("a port");
+    let key = MasterKey::new("a master key of the tests, long enough").expect("a key");
+    let error =
+        Store::connect(&format!("postgres://u:secret@127.0.0.1:{port}/d"), key).await.expect_err("nobody there");
+    let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+    assert!(cause.contains("refused"), "{cause}");
+}
