@@ -63,6 +63,7 @@ async fn r_hole_2_no_row_is_missing_after_the_answer_of_a_put_under_load() -> Re
     Ok(())
 }
 
+/// R-FRT-4: the worker publishes only when the front has its subscriptions again, or its clients would miss the first rows.
 #[tokio::test]
 async fn g1_rows_committed_while_the_bus_is_down_come_when_it_is_back() -> Result<()> {
     let mut split = Split::start().await?;

@@ -2,29 +2,28 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
-use aura_bus::{BusError, Headers, Message, SharedBus, Subject};
-use aura_domain::{ChangeKind, Epoch, Image, Position, ProjectId, SourceId, SubId};
+use aura_bus::{BusError, Headers, Message, Subject};
+use aura_domain::{ChangeKind, Image, Position, ProjectId, SubId};
 use aura_pgsource::{
     RoleAccess, SourceError, TableCatalog,
-    visibility::{CheckOutcome, CheckRequest, Identity as SourceIdentity, Verdict, VisibilityPool},
+    visibility::{CheckOutcome, CheckRequest, Identity as SourceIdentity, Verdict},
 };
 use aura_store::{RegistrationStatus, Store};
 use aura_wire::{ChangeEnvelope, GapEnvelope, GapReason};
 use futures_util::future::join_all;
 use serde_json::value::RawValue;
-use tokio::sync::watch;
 
-use super::{
-    registry::{RegisteredTable, Registry},
-    shard::Row,
-};
+use super::{registry::RegisteredTable, shard::Row};
 use crate::{
     encode::{Encoder, OldRow, Projection},
-    subs::index::{ActiveSubscription, Identity, SubscriptionIndex},
+    subs::{
+        control::Control,
+        index::{ActiveSubscription, Identity},
+    },
 };
 
 /// A list of ids is split beyond this (design §9).
@@ -32,17 +31,9 @@ const MAX_IDS: usize = 10_000;
 
 /// What the whole engine shares.
 pub(crate) struct Judge {
-    pub(crate) source: SourceId,
-    pub(crate) epoch: Epoch,
-    pub(crate) origin: String,
-    pub(crate) bus: SharedBus,
-    pub(crate) visibility: Arc<VisibilityPool>,
-    pub(crate) subscriptions: Arc<RwLock<SubscriptionIndex>>,
-    /// Last `seq` of each project, for the leader's heartbeats.
-    pub(crate) seqs: Arc<Mutex<HashMap<ProjectId, u64>>>,
+    /// Subscriptions, the registry, and what a message is signed with.
+    pub(crate) control: Arc<Control>,
     pub(crate) store: Store,
-    /// What is registered now; a table may have been turned off while its rows waited.
-    pub(crate) registry: watch::Receiver<Arc<Registry>>,
     /// Read while a batch is published; written, for a moment, before a disable is reported as applied (R-REG-8).
     pub(crate) disabling: Arc<tokio::sync::RwLock<()>>,
     /// R-BIG-4: `min(max_event_bytes, max_payload)` less room for the envelope.
@@ -95,7 +86,7 @@ impl Judge {
         let outcomes = join_all(batches.iter().map(|batch| self.check(batch))).await;
         // Held until the bus has the batch: a PUT false is answered only after it.
         let _publishing = self.disabling.read().await;
-        let registry = Arc::clone(&self.registry.borrow());
+        let registry = Arc::clone(&self.control.registry.borrow());
         let mut messages = Vec::with_capacity(rows.len());
         for (batch, outcome) in batches.iter().zip(&outcomes) {
             self.note_gaps(batch, outcome, rows, &placed, &mut messages);
@@ -118,12 +109,12 @@ impl Judge {
         for (batch, _) in batches.iter().zip(&outcomes).filter(|(_, outcome)| !outcome.oid_matches) {
             self.note_missing(lane, batch.table).await;
         }
-        self.seqs.lock().unwrap_or_else(PoisonError::into_inner).insert(lane.project, lane.seq);
+        self.control.seqs.lock().unwrap_or_else(PoisonError::into_inner).insert(lane.project, lane.seq);
     }
 
     /// Finds each row's subscribers and sorts rows by table. The lock is held for memory work only.
     fn place<'a>(&self, rows: &'a [Row]) -> (Vec<TableBatch<'a>>, Vec<Placed>) {
-        let index = self.subscriptions.read().unwrap_or_else(PoisonError::into_inner);
+        let index = self.control.subscriptions.read().unwrap_or_else(PoisonError::into_inner);
         let mut batches: Vec<TableBatch<'a>> = Vec::new();
         let mut placed = Vec::with_capacity(rows.len());
         for row in rows {
@@ -164,7 +155,7 @@ impl Judge {
                 images: &batch.images,
                 identities: &identities,
             };
-            match self.visibility.check(request).await {
+            match self.control.visibility.check(request).await {
                 Ok(outcome) => return outcome,
                 Err(error) => self.wait_out(&error, &mut pause).await,
             }
@@ -172,7 +163,7 @@ impl Judge {
     }
 
     async fn wait_out(&self, error: &SourceError, pause: &mut Duration) {
-        tracing::warn!(source = %self.source, %error, "visibility can't be judged now, retrying");
+        tracing::warn!(source = %self.control.source, %error, "visibility can't be judged now, retrying");
         metrics::counter!("cdc_visibility_outages_total").increment(1);
         tokio::time::sleep(*pause).await;
         *pause = (*pause * 2).min(Duration::from_secs(5));
@@ -195,7 +186,7 @@ impl Judge {
         if !outcome.oid_matches {
             let positions: Vec<_> = mine.map(|(row, _)| row.change.position).collect();
             metrics::counter!("cdc_skipped_rows_total", "reason" => "oid").increment(positions.len() as u64);
-            tracing::warn!(source = %self.source, table = %batch.table.relation.table, rows = positions.len(),
+            tracing::warn!(source = %self.control.source, table = %batch.table.relation.table, rows = positions.len(),
                 "the table under this name isn't the registered one, rows dropped");
             messages.push(self.gap(batch.table.project.id, &positions, GapReason::TableChanged, Some(table), None));
             return;
@@ -225,9 +216,9 @@ impl Judge {
         }
         let (status, reason) = (RegistrationStatus::Missing, Some("the registered table is gone"));
         let which = (table.registration, table.oid);
-        match self.store.mark_status(self.source, self.epoch, which, status, reason).await {
+        match self.store.mark_status(self.control.source, self.control.epoch, which, status, reason).await {
             Ok(()) => drop(lane.missing.insert(which)),
-            Err(error) => tracing::warn!(source = %self.source, %error, "missing table not noted"),
+            Err(error) => tracing::warn!(source = %self.control.source, %error, "missing table not noted"),
         }
     }
 
@@ -242,7 +233,7 @@ impl Judge {
         let gap = GapEnvelope {
             v: 1,
             project,
-            source: self.source,
+            source: self.control.source,
             from: positions.first().copied(),
             to: positions.last().copied(),
             reason,
@@ -288,7 +279,8 @@ impl Judge {
     /// One message, or several with parts of a long list.
     fn parts(&self, seq: &mut u64, row: &Row, m: u32, ids: &[SubId], data: &RawValue, messages: &mut Vec<Message>) {
         // 20 digits and a comma an id; the envelope's own fields fit in the room that max_event_bytes leaves.
-        let room = (self.bus.max_payload().saturating_sub((16 << 10) + data.get().len()) / 21).clamp(100, MAX_IDS);
+        let room =
+            (self.control.bus.max_payload().saturating_sub((16 << 10) + data.get().len()) / 21).clamp(100, MAX_IDS);
         let chunks: Vec<&[SubId]> = if ids.is_empty() { vec![&[]] } else { ids.chunks(room).collect() };
         let key = &row.table.key;
         let subject = Subject::changes(key.project, &key.schema, &key.table);
@@ -298,7 +290,7 @@ impl Judge {
             let envelope = ChangeEnvelope {
                 v: 1,
                 project: key.project,
-                source: self.source,
+                source: self.control.source,
                 seq: *seq,
                 position: row.change.position,
                 m,
@@ -314,7 +306,11 @@ impl Judge {
     }
 
     fn message(&self, subject: Subject, payload: bytes::Bytes) -> Message {
-        let headers = Headers { origin: Some(self.origin.clone()), source: Some(self.source), epoch: Some(self.epoch) };
+        let headers = Headers {
+            origin: Some(self.control.origin.clone()),
+            source: Some(self.control.source),
+            epoch: Some(self.control.epoch),
+        };
         Message { subject, payload, headers, reply: None }
     }
 
@@ -323,17 +319,20 @@ impl Judge {
     async fn publish(&self, messages: &[Message]) -> bool {
         let mut pause = Duration::from_millis(20);
         let mut refusals = 0;
+        let mut failed = false;
         loop {
-            match self.bus.publish_batch(messages).await {
+            self.control.await_fronts(failed).await;
+            match self.control.bus.publish_batch(messages).await {
                 Ok(()) => return true,
                 Err(BusError::Refused(reason)) if refusals >= 3 => {
-                    tracing::error!(source = %self.source, %reason, messages = messages.len(), "the bus refuses a batch, dropped");
+                    tracing::error!(source = %self.control.source, %reason, messages = messages.len(), "the bus refuses a batch, dropped");
                     metrics::counter!("cdc_skipped_rows_total", "reason" => "refused").increment(messages.len() as u64);
                     return false;
                 }
                 Err(error) => {
+                    failed = true;
                     refusals += u32::from(matches!(error, BusError::Refused(_)));
-                    tracing::warn!(source = %self.source, %error, "batch not proved to be received, publishing it again");
+                    tracing::warn!(source = %self.control.source, %error, "batch not proved to be received, publishing it again");
                     metrics::counter!("cdc_publish_retries_total").increment(1);
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(Duration::from_secs(1));

@@ -151,6 +151,7 @@ impl Engine {
             seqs: Arc::new(Mutex::new(HashMap::new())),
             partial: Mutex::default(),
             heard: Mutex::default(),
+            greeted: tokio::sync::Mutex::new(deps.bus.state().borrow().connects),
         });
         let tasks = TaskTracker::new();
         Ok(Self {
@@ -219,15 +220,8 @@ impl Engine {
         // Room for the envelope around the data.
         let limit = self.deps.bus.max_payload().saturating_sub(64 << 10).max(64 << 10);
         Judge {
-            source: self.source.id,
-            epoch: self.epoch,
-            origin: self.deps.worker.0.clone(),
-            bus: Arc::clone(&self.deps.bus),
-            visibility: Arc::clone(&self.control.visibility),
-            subscriptions: Arc::clone(&self.control.subscriptions),
-            seqs: Arc::clone(&self.control.seqs),
+            control: Arc::clone(&self.control),
             store: self.deps.store.clone(),
-            registry: self.registry.subscribe(),
             disabling: Arc::clone(&self.disabling),
             max_event_bytes: self.deps.settings.max_event_bytes.min(limit),
         }

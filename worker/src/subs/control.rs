@@ -31,6 +31,8 @@ use crate::engine::registry::Registry;
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(5);
 /// A front that missed three is gone.
 pub(crate) const FRONT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Until a reconnect that made a batch fail shows in the bus's state.
+const SETTLE: Duration = Duration::from_millis(500);
 /// Requests that are worked on at once; a join may have to ask PostgreSQL.
 const CONCURRENCY: usize = 32;
 
@@ -58,6 +60,8 @@ pub(crate) struct Control {
     /// Chunks of snapshots that aren't complete.
     pub(crate) partial: Mutex<HashMap<FrontId, (u64, HashSet<SubId>)>>,
     pub(crate) heard: Mutex<HashMap<FrontId, Instant>>,
+    /// The bus connection, by number, on which every known front has been heard.
+    pub(crate) greeted: tokio::sync::Mutex<u64>,
 }
 
 impl Control {
@@ -256,6 +260,33 @@ impl Control {
             let fronts = Some(vec![heartbeat.front]);
             self.announce(&Announcement::WantSnapshots { source: self.source, epoch: self.epoch, fronts }).await;
         }
+    }
+
+    /// R-FRT-4: after a reconnect nothing is published before every known front is back, or has missed three heartbeats;
+    /// what a front is sent before the bus has its subscriptions again is lost to it. `failed`: a batch was just not
+    /// proved to be received, so a reconnect may be known before it shows.
+    pub(crate) async fn await_fronts(&self, failed: bool) {
+        let mut greeted = self.greeted.lock().await;
+        let mut states = self.bus.state();
+        let number = *greeted;
+        if failed {
+            let renewed = states.wait_for(|state| !state.connected || state.connects > number);
+            let _ = tokio::time::timeout(SETTLE, renewed).await;
+        }
+        let connected = states.wait_for(|state| state.connected).await.map(|state| state.connects);
+        let Some(connects) = connected.ok().filter(|connects| *connects > number) else { return };
+        let since = Instant::now();
+        self.announce(&Announcement::WantSnapshots { source: self.source, epoch: self.epoch, fronts: None }).await;
+        while self.unheard_since(since) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        *greeted = connects;
+    }
+
+    /// Whether a front that is not given up has said nothing since.
+    fn unheard_since(&self, since: Instant) -> bool {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.values().any(|at| *at < since && at.elapsed() <= FRONT_TIMEOUT)
     }
 
     fn forget_silent_fronts(&self) {
