@@ -1,4 +1,4 @@
-use aura_domain::{ChangeKind, Position, ProjectId, SourceId, SubId};
+use aura_domain::{Position, ProjectId, SourceId, SubId};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -38,11 +38,6 @@ impl ChangeEnvelope<'_> {
     /// The payload.
     pub fn encode(&self) -> Bytes {
         serde_json::to_vec(self).expect("an envelope has string keys only").into()
-    }
-
-    /// The wire word of a kind.
-    pub fn kind_word(kind: ChangeKind) -> &'static str {
-        kind.as_str()
     }
 }
 

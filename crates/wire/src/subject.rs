@@ -1,6 +1,6 @@
 use std::fmt;
 
-use aura_domain::{FrontId, ProjectId, SourceId};
+use aura_domain::{ProjectId, SourceId};
 
 /// A subject of the bus (design §9). Built only here, so no name from outside can inject `.`, `*` or `>`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -40,11 +40,6 @@ impl Subject {
         Self(format!("aura.realtime.{project}.>"))
     }
 
-    /// `aura.realtime.>`: everything that is published for clients.
-    pub fn everything() -> Self {
-        Self("aura.realtime.>".to_owned())
-    }
-
     /// Requests of fronts to the worker that leads a source; only that worker subscribes.
     pub fn source_requests(source: SourceId) -> Self {
         Self(format!("aura.control.source.{source}.request"))
@@ -63,11 +58,6 @@ impl Subject {
     /// Heartbeats of all fronts, to all workers.
     pub fn front_heartbeats() -> Self {
         Self("aura.control.front.heartbeat".to_owned())
-    }
-
-    /// An inbox of our own, below `_INBOX.`; `unique` must be a token.
-    pub fn inbox(front: &FrontId, unique: u64) -> Self {
-        Self(format!("_INBOX.{}.{unique}", encode_token(&front.0)))
     }
 
     /// A subject that the bus itself made or received; not checked again.

@@ -10,7 +10,7 @@ use aura_bus::{BusError, Headers, Message, Subject};
 use aura_domain::{ChangeKind, Image, Position, ProjectId, SubId};
 use aura_pgsource::{
     RoleAccess, SourceError, TableCatalog,
-    visibility::{CheckOutcome, CheckRequest, Identity as SourceIdentity, Verdict},
+    visibility::{CheckOutcome, CheckRequest, Identity, Verdict},
 };
 use aura_store::{RegistrationStatus, Store};
 use aura_wire::{ChangeEnvelope, GapEnvelope, GapReason};
@@ -20,10 +20,7 @@ use serde_json::value::RawValue;
 use super::{registry::RegisteredTable, shard::Row};
 use crate::{
     encode::{Encoder, OldRow, Projection},
-    subs::{
-        control::Control,
-        index::{ActiveSubscription, Identity},
-    },
+    subs::{control::Control, index::ActiveSubscription},
 };
 
 /// A list of ids is split beyond this (design §9).
@@ -138,11 +135,7 @@ impl Judge {
     /// Repeats while the source can't be reached: an outage is no verdict (R-SH-4).
     async fn check(&self, batch: &TableBatch<'_>) -> CheckOutcome {
         let project = &batch.table.project;
-        let identities: Vec<_> = batch
-            .identities
-            .iter()
-            .map(|identity| SourceIdentity { role: identity.role.clone(), claims: identity.claims.clone() })
-            .collect();
+        let identities: Vec<Identity> = batch.identities.iter().map(|identity| (**identity).clone()).collect();
         let mut pause = Duration::from_millis(50);
         loop {
             let request = CheckRequest {
@@ -294,7 +287,7 @@ impl Judge {
                 seq: *seq,
                 position: row.change.position,
                 m,
-                kind: ChangeEnvelope::kind_word(row.change.kind),
+                kind: row.change.kind.as_str(),
                 schema: &key.schema,
                 table: &key.table,
                 allowed_sub_ids: ids,

@@ -36,6 +36,8 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 const BURST: usize = 512;
 /// A session that lasted this long has earned a fresh retry pause.
 const HEALTHY: Duration = Duration::from_secs(30);
+/// Limit of reading the final position back (F.9).
+const VERIFY: Duration = Duration::from_millis(1500);
 /// Reserved for the final position and for leaving, inside the drain time-out (F.9).
 const FINAL_RESERVE: Duration = Duration::from_secs(3);
 
@@ -409,32 +411,30 @@ impl<'e> Session<'e> {
                 () = tokio::time::sleep_until(due.into()) => {}
             }
         }
-        let verified = tokio::time::timeout(Duration::from_millis(1500), self.verify(&mut stream, intake)).await;
+        let verified = matches!(self.verify(&mut stream, intake).await, Ok(true));
         let final_lsn = stream.feedback.flushed();
         let _ = self.save_position(&stream).await;
         self.close(stream, intake).await;
-        tracing::info!(source = %engine.source.id, lsn = %final_lsn, verified = matches!(verified, Ok(Ok(()))),
+        tracing::info!(source = %engine.source.id, lsn = %final_lsn, verified,
             outstanding = intake.tracker.outstanding(), admitted = intake.admitted, skipped = intake.skipped, "engine drained");
     }
 
     /// Sends the final position and reads it back: a close with unread bytes in the socket would throw the status away
     /// (E4), so reading goes on, into nothing.
-    async fn verify(&self, stream: &mut Stream, intake: &mut Intake) -> Result<(), EngineError> {
+    async fn verify(&self, stream: &mut Stream, intake: &mut Intake) -> Result<bool, EngineError> {
         self.send_status(stream, intake, false).await?;
         let wanted = stream.feedback.flushed();
-        loop {
-            let status = slot::status(&stream.sql, &self.engine.source.slot_name).await?;
-            if status.and_then(|status| status.confirmed_flush).is_some_and(|confirmed| confirmed >= wanted) {
-                return Ok(());
-            }
-            let pause = tokio::time::sleep(Duration::from_millis(20));
-            tokio::pin!(pause);
+        let confirmed = slot::wait_confirmed(&stream.sql, &self.engine.source.slot_name, wanted, VERIFY);
+        let discard = async {
             loop {
-                tokio::select! {
-                    () = &mut pause => break,
-                    message = stream.wire.next() => drop(message?),
+                if let Err(error) = stream.wire.next().await {
+                    return error;
                 }
             }
+        };
+        tokio::select! {
+            confirmed = confirmed => Ok(confirmed?.is_some()),
+            error = discard => Err(error.into()),
         }
     }
 

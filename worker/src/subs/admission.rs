@@ -3,12 +3,15 @@
 use std::{sync::Arc, time::Duration};
 
 use aura_domain::SubscriptionSpec;
-use aura_pgsource::{RoleAccess, SourceError, TableCatalog, visibility::VisibilityPool};
+use aura_pgsource::{
+    RoleAccess, SourceError, TableCatalog,
+    visibility::{Identity, VisibilityPool},
+};
 use aura_wire::control::{Exception, Subscription};
 
 use super::{
     filter::{self, CompiledCondition, Condition, FilterError},
-    index::{ActiveSubscription, Identity, TableKey},
+    index::{ActiveSubscription, TableKey},
 };
 use crate::engine::registry::{ProjectInfo, RegisteredTable, Registry};
 

@@ -6,17 +6,11 @@ use std::{
     sync::Arc,
 };
 
-use aura_domain::{ChangeKind, Claims, EventFilter, FrontId, Image, ProjectId, SubId, SubscriptionSpec, Value};
+use aura_domain::{ChangeKind, EventFilter, FrontId, Image, ProjectId, SubId, SubscriptionSpec, Value};
+use aura_pgsource::visibility::Identity;
 use aura_wire::control::Subscription;
 
 use super::filter::CompiledCondition;
-
-/// Who looks: visibility is judged once per distinct identity.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Identity {
-    pub(crate) role: String,
-    pub(crate) claims: Claims,
-}
 
 /// A subscription whose filter was checked.
 #[derive(Debug)]
@@ -250,7 +244,7 @@ impl TableIndex {
 
 #[cfg(test)]
 mod tests {
-    use aura_domain::{Cell, SubscriptionSpec};
+    use aura_domain::{Cell, Claims, SubscriptionSpec};
     use aura_pgsource::TypeInfo;
     use serde_json::json;
 
