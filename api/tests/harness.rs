@@ -214,6 +214,7 @@ fn new_source(url: String, admin_url: Option<String>) -> NewSource {
         admin_url: admin_url.map(Into::into),
         slot_name: None,
         plugin: Plugin::Auto,
+        slot_recreate: aura_store::SlotRecreate::Auto,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use aura_kit::Problems;
-use aura_store::{NewSource, Plugin};
+use aura_store::{NewSource, Plugin, SlotRecreate};
 use secrecy::SecretString;
 
 use crate::WorkerSettings;
@@ -34,6 +34,10 @@ pub struct WorkerArgs {
     /// Output plugin of the shared source: auto is wal2json if its library is there, else pgoutput.
     #[arg(long, env = "CDC_PLUGIN", default_value = "auto", value_parser = ["auto", "wal2json", "pgoutput"])]
     plugin: String,
+    /// What happens when the shared source's slot is lost: auto makes it again and announces a gap, manual waits for an
+    /// operator.
+    #[arg(long, env = "CDC_SLOT_RECREATE", default_value = "auto", value_parser = ["auto", "manual"])]
+    slot_recreate: String,
     /// The registry is read again this often, in milliseconds, signal or not.
     #[arg(long, env = "CDC_FILTER_REFRESH_MS", default_value_t = 3000, value_parser = clap::value_parser!(u64).range(50..))]
     filter_refresh_ms: u64,
@@ -85,6 +89,7 @@ impl WorkerArgs {
                 "pgoutput" => Plugin::PgOutput,
                 _ => Plugin::Auto,
             },
+            slot_recreate: self.slot_recreate.parse().unwrap_or(SlotRecreate::Auto),
         })
     }
 

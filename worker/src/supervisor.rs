@@ -2,9 +2,9 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use aura_domain::SourceId;
+use aura_domain::{Desired, SourceId};
 use aura_lease::{LeaseConfig, run_with_lease};
-use aura_store::{Desired, Signal, SignalListener, Source};
+use aura_store::{Signal, SignalListener, Source};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{

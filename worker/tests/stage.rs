@@ -85,6 +85,7 @@ impl Stage {
                 admin_url: Some(app.clone().into()),
                 slot_name: None,
                 plugin,
+                slot_recreate: aura_store::SlotRecreate::Auto,
             })
             .await?;
         let admin = Admin::connect(&SourceUrl::parse(&app)?).await?;

@@ -145,7 +145,7 @@ async fn show(state: &AppState, source: Source) -> Result<EngineView> {
     let engine = state.store().engine(source.id).await?.ok_or_else(ApiError::source_not_found)?;
     let position = state.store().position(source.id).await?;
     let lease = lease(state, source.id).await?;
-    let Engine { source: id, desired, state, reason, since, epoch, generation, applied_revision } = engine;
+    let Engine { source: id, desired, state, reason, since, epoch, generation, applied_revision, .. } = engine;
     // A position of an older generation means nothing any more.
     let confirmed_lsn = position.filter(|(of, _)| *of == generation).map(|(_, lsn)| lsn);
     Ok(EngineView {

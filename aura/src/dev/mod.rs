@@ -156,6 +156,7 @@ impl Session {
             platform_jwt_secret: self.secrets.platform_jwt_secret.clone().into(),
             nats_url: self.options.nats_url.clone(),
             source: Some(NewSource {
+                slot_recreate: aura_store::SlotRecreate::Auto,
                 name: "shared".to_owned(),
                 replication_url: self.urls.replication.clone().into(),
                 admin_url: Some(self.urls.admin.clone().into()),

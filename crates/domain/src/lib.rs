@@ -1,15 +1,26 @@
 //! The words of the product as types: identifiers, names, positions and changes. No I/O, no async.
 
 mod change;
+mod engine;
 mod identity;
 mod ids;
 mod lsn;
 mod names;
 mod position;
+mod report;
+mod words;
 
 pub use change::{Cell, Change, ChangeKind, Image, Relation, Value};
+pub use engine::{
+    Condition, Desired, EngineState, LAGGING_BYTES, OnDeadline, OperationKind, Verb, VerbEffect, state_tables,
+};
 pub use identity::{Claims, ClaimsError, EventFilter, SubIdKey, SubscriptionSpec};
 pub use ids::{Epoch, FrontId, Generation, ParseIdError, ProjectId, SourceId, SubId, WorkerId};
 pub use lsn::{Lsn, ParseLsnError};
 pub use names::{NameError, SqlName, quote_ident, quote_literal};
 pub use position::{ParsePositionError, Position};
+pub use report::{
+    ConditionNote, Culprit, DrainReport, EngineLive, EngineReport, ExitReport, ExitState, FlowLive, Lag, LsnReport,
+    Outcome, ShardReport, SlotLive, Timed, Trigger,
+};
+pub use words::ParseWordError;

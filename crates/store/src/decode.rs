@@ -32,41 +32,6 @@ pub(crate) fn generation_column(generation: Generation) -> i32 {
     i32::try_from(generation.0).unwrap_or(i32::MAX)
 }
 
-/// A closed set of words with the same spelling in Rust, SQL and JSON.
-macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-        pub enum $name {
-            $($(#[$variant_doc])* #[serde(rename = $word)] $variant,)+
-        }
-
-        impl $name {
-            /// The stored and shown word.
-            pub fn as_str(self) -> &'static str {
-                match self { $(Self::$variant => $word,)+ }
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-
-        impl std::str::FromStr for $name {
-            type Err = $crate::StoreError;
-            fn from_str(word: &str) -> Result<Self, Self::Err> {
-                match word {
-                    $($word => Ok(Self::$variant),)+
-                    _ => Err($crate::StoreError::Corrupt(stringify!($name))),
-                }
-            }
-        }
-    };
-}
-pub(crate) use words;
-
 /// SQL text that shows a `timestamptz` as RFC 3339 in UTC.
 macro_rules! rfc3339 {
     ($column:literal) => {

@@ -1,49 +1,18 @@
-use aura_domain::{Epoch, Generation, Lsn, Position, ProjectId, SourceId};
-use sqlx::{FromRow, PgConnection};
+use aura_domain::{
+    Desired, EngineLive, EngineReport, EngineState, Epoch, Generation, Lsn, OnDeadline, OperationKind, SourceId,
+    WorkerId,
+};
+use sqlx::{FromRow, PgConnection, types::Json};
 use uuid::Uuid;
 
 use crate::{
     Store, StoreError, bounded,
-    decode::{generation, generation_column, lsn, parsed, rfc3339, word, words},
+    decode::{generation, generation_column, lsn, parsed, rfc3339, word},
     registry::notify_status,
 };
 
-words! {
-    /// What the operator wants of an engine.
-    Desired {
-        /// Run it somewhere.
-        Running = "running",
-        /// Run it nowhere.
-        Stopped = "stopped",
-    }
-}
-
-words! {
-    /// What an engine does (design §7).
-    EngineState {
-        /// Nothing runs, and the slot was seen inactive.
-        Stopped = "stopped",
-        /// On its way up.
-        Starting = "starting",
-        /// Streaming.
-        Running = "running",
-        /// Waiting to try again.
-        Backoff = "backoff",
-        /// Finishing what it has read.
-        Draining = "draining",
-        /// Leaving the slot.
-        Closing = "closing",
-        /// On the kill ladder.
-        ForceClosing = "force_closing",
-        /// Somebody holds the slot and can't be made to leave.
-        Zombie = "zombie",
-        /// Needs an operator.
-        Failed = "failed",
-    }
-}
-
 /// Desired and observed state of a source's engine.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Engine {
     /// Source.
     pub source: SourceId,
@@ -61,38 +30,33 @@ pub struct Engine {
     pub generation: Generation,
     /// Registry revision that the running filter and the exact check hold.
     pub applied_revision: i64,
+    /// Worker that raised the epoch; `None` once it has left, or was fenced.
+    pub holder: Option<WorkerId>,
+    /// The open stop or force-close.
+    pub operation: Option<Operation>,
+    /// An operator asked for a new slot in place of a lost one.
+    pub recreate_slot: bool,
+    /// How the last run ended.
+    pub last_report: Option<EngineReport>,
+    /// What the present run says of itself.
+    pub live: Option<EngineLive>,
+    /// Age of `live` in milliseconds, by the database's clock.
+    pub live_age_ms: Option<i64>,
 }
 
-/// An announced loss to record.
-#[derive(Debug, Clone)]
-pub struct NewGap<'a> {
-    /// Source.
-    pub source: SourceId,
-    /// Whose; `None` = every project's.
-    pub project: Option<ProjectId>,
-    /// First position that may be missing; `None` = unknown.
-    pub from: Option<Position>,
-    /// Last position that may be missing; `None` = up to the announcement.
-    pub to: Option<Position>,
-    /// Word of the gap message.
-    pub reason: &'a str,
-}
-
-/// A recorded loss.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Gap {
-    /// Ascending.
+/// A stop or force-close that isn't over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Operation {
+    /// Shared by all requests that joined it.
     pub id: i64,
-    /// See [`NewGap::project`].
-    pub project: Option<ProjectId>,
-    /// See [`NewGap::from`].
-    pub from: Option<Position>,
-    /// See [`NewGap::to`].
-    pub to: Option<Position>,
-    /// See [`NewGap::reason`].
-    pub reason: String,
+    /// What was asked; a force-close takes a stop over.
+    pub kind: OperationKind,
     /// RFC 3339, UTC.
-    pub created_at: String,
+    pub started_at: String,
+    /// Milliseconds until the deadline, by the database's clock; negative = overdue.
+    pub remaining_ms: i64,
+    /// What happens then.
+    pub on_deadline: OnDeadline,
 }
 
 #[derive(FromRow)]
@@ -105,6 +69,16 @@ struct EngineRow {
     epoch: i64,
     generation: i32,
     applied_revision: i64,
+    holder: Option<String>,
+    operation_id: Option<i64>,
+    operation: Option<String>,
+    operation_started_at: Option<String>,
+    operation_remaining_ms: Option<i64>,
+    operation_on_deadline: Option<String>,
+    recreate_slot: bool,
+    last_report: Option<Json<EngineReport>>,
+    live: Option<Json<EngineLive>>,
+    live_age_ms: Option<i64>,
 }
 
 macro_rules! columns {
@@ -112,7 +86,12 @@ macro_rules! columns {
         concat!(
             "source_id, desired, state, reason, ",
             rfc3339!("since"),
-            " as since, epoch, generation, applied_revision"
+            " as since, epoch, generation, applied_revision, holder, operation_id, operation, ",
+            rfc3339!("operation_started_at"),
+            " as operation_started_at,
+             (extract(epoch from operation_deadline_at - clock_timestamp()) * 1000)::bigint as operation_remaining_ms,
+             operation_on_deadline, recreate_slot, last_report, live,
+             (extract(epoch from clock_timestamp() - live_at) * 1000)::bigint as live_age_ms"
         )
     };
 }
@@ -121,7 +100,14 @@ impl TryFrom<EngineRow> for Engine {
     type Error = StoreError;
 
     fn try_from(row: EngineRow) -> Result<Self, StoreError> {
+        let operation = row.operation()?;
         Ok(Self {
+            operation,
+            holder: row.holder.map(WorkerId),
+            recreate_slot: row.recreate_slot,
+            last_report: row.last_report.map(|Json(report)| report),
+            live: row.live.map(|Json(live)| live),
+            live_age_ms: row.live_age_ms,
             source: SourceId(row.source_id),
             desired: word(&row.desired, "desired state")?,
             state: word(&row.state, "engine state")?,
@@ -134,6 +120,20 @@ impl TryFrom<EngineRow> for Engine {
     }
 }
 
+impl EngineRow {
+    fn operation(&self) -> Result<Option<Operation>, StoreError> {
+        let Some(id) = self.operation_id else { return Ok(None) };
+        let missing = || StoreError::Corrupt("operation");
+        Ok(Some(Operation {
+            id,
+            kind: parsed(self.operation.clone(), "operation")?.ok_or_else(missing)?,
+            started_at: self.operation_started_at.clone().ok_or_else(missing)?,
+            remaining_ms: self.operation_remaining_ms.ok_or_else(missing)?,
+            on_deadline: parsed(self.operation_on_deadline.clone(), "operation")?.ok_or_else(missing)?,
+        }))
+    }
+}
+
 /// Fails unless `epoch` is the engine's, and keeps it so until the transaction ends: raising it waits for us.
 pub(crate) async fn fence(connection: &mut PgConnection, source: SourceId, epoch: Epoch) -> Result<(), StoreError> {
     let query = sqlx::query("select from aura.engines where source_id = $1 and epoch = $2 for no key update");
@@ -141,22 +141,43 @@ pub(crate) async fn fence(connection: &mut PgConnection, source: SourceId, epoch
     row.map(|_| ()).ok_or(StoreError::Fenced)
 }
 
+/// Reads one engine.
+pub(crate) async fn read_engine(connection: &mut PgConnection, source: SourceId) -> Result<Option<Engine>, StoreError> {
+    let query =
+        sqlx::query_as::<_, EngineRow>(concat!("select ", columns!(), " from aura.engines where source_id = $1"));
+    query.bind(source.0).fetch_optional(connection).await?.map(Engine::try_from).transpose()
+}
+
 impl Store {
-    /// A new epoch for the worker that has just won the source's lease: every older worker's writes fail from now on.
-    /// The caller then reads the lease again and stops if it isn't its own (R-LEASE-2).
+    /// A new epoch for nobody: every worker's writes fail from now on. The api's fence, before it ends a run by itself.
     pub async fn raise_epoch(&self, source: SourceId) -> Result<Epoch, StoreError> {
-        let query =
-            sqlx::query_scalar("update aura.engines set epoch = epoch + 1 where source_id = $1 returning epoch");
-        let epoch = bounded(async { Ok(query.bind(source.0).fetch_optional(&self.pool).await?) }).await?;
+        self.new_epoch(source, None).await
+    }
+
+    /// A new epoch for the worker that has just won the source's lease: every older worker's writes fail from now on.
+    /// The caller then reads the lease again and stops if it isn't its own (R-LEASE-2), and reads the engine again:
+    /// somebody may have stopped it meanwhile.
+    pub async fn take_engine(&self, source: SourceId, worker: &WorkerId) -> Result<Epoch, StoreError> {
+        self.new_epoch(source, Some(worker)).await
+    }
+
+    async fn new_epoch(&self, source: SourceId, holder: Option<&WorkerId>) -> Result<Epoch, StoreError> {
+        let query = sqlx::query_scalar(
+            "update aura.engines set epoch = epoch + 1, holder = $2, live = null, live_at = null
+             where source_id = $1 returning epoch",
+        );
+        let query = query.bind(source.0).bind(holder.map(|worker| &worker.0));
+        let epoch = bounded(async { Ok(query.fetch_optional(&self.pool).await?) }).await?;
         epoch.map(Epoch).ok_or(StoreError::NotFound("engine"))
     }
 
     /// One engine.
     pub async fn engine(&self, source: SourceId) -> Result<Option<Engine>, StoreError> {
-        let query =
-            sqlx::query_as::<_, EngineRow>(concat!("select ", columns!(), " from aura.engines where source_id = $1"));
-        let row = bounded(async { Ok(query.bind(source.0).fetch_optional(&self.pool).await?) }).await?;
-        row.map(Engine::try_from).transpose()
+        bounded(async {
+            let mut connection = self.pool.acquire().await?;
+            read_engine(&mut connection, source).await
+        })
+        .await
     }
 
     /// All engines, by source.
@@ -165,19 +186,6 @@ impl Store {
             sqlx::query_as::<_, EngineRow>(concat!("select ", columns!(), " from aura.engines order by source_id"));
         let rows = bounded(async { Ok(query.fetch_all(&self.pool).await?) }).await?;
         rows.into_iter().map(Engine::try_from).collect()
-    }
-
-    /// What the operator wants from now on; signals the workers. False = it is that already.
-    pub async fn set_desired(&self, source: SourceId, desired: Desired) -> Result<bool, StoreError> {
-        bounded(async {
-            let mut tx = self.pool.begin().await?;
-            let query = sqlx::query("update aura.engines set desired = $2 where source_id = $1 and desired <> $2");
-            let done = query.bind(source.0).bind(desired.as_str()).execute(&mut *tx).await?;
-            sqlx::query("select pg_notify('aura_engines', $1)").bind(source.to_string()).execute(&mut *tx).await?;
-            tx.commit().await?;
-            Ok(done.rows_affected() == 1)
-        })
-        .await
     }
 
     /// Observed state; `since` moves only when the state does.
@@ -203,6 +211,16 @@ impl Store {
             Ok(())
         })
         .await
+    }
+
+    /// What the present run says of itself.
+    pub async fn set_live(&self, source: SourceId, epoch: Epoch, live: &EngineLive) -> Result<(), StoreError> {
+        let query = sqlx::query(
+            "update aura.engines set live = $3, live_at = clock_timestamp() where source_id = $1 and epoch = $2",
+        );
+        let query = query.bind(source.0).bind(epoch.0).bind(Json(live));
+        let done = bounded(async { Ok(query.execute(&self.pool).await?) }).await?;
+        if done.rows_affected() == 0 { Err(StoreError::Fenced) } else { Ok(()) }
     }
 
     /// Compares what the source says of itself with what it was, and raises the generation if positions lost their
@@ -270,61 +288,5 @@ impl Store {
         );
         let row = bounded(async { Ok(query.bind(source.0).fetch_optional(&self.pool).await?) }).await?;
         row.map(|(number, text)| Ok((generation(number)?, lsn(Some(text))?.unwrap_or_default()))).transpose()
-    }
-
-    /// Records an announced loss.
-    pub async fn record_gap(&self, epoch: Epoch, gap: NewGap<'_>) -> Result<(), StoreError> {
-        let query = sqlx::query(
-            "with fence as (select source_id from aura.engines where source_id = $1 and epoch = $2 for no key update)
-             insert into aura.gaps (source_id, project_id, from_position, to_position, reason, epoch)
-             select source_id, $3, $4, $5, $6, $2 from fence",
-        );
-        let query = query
-            .bind(gap.source.0)
-            .bind(epoch.0)
-            .bind(gap.project.map(|project| project.0))
-            .bind(gap.from.map(|position| position.to_string()))
-            .bind(gap.to.map(|position| position.to_string()))
-            .bind(gap.reason);
-        let done = bounded(async { Ok(query.execute(&self.pool).await?) }).await?;
-        if done.rows_affected() == 0 { Err(StoreError::Fenced) } else { Ok(()) }
-    }
-
-    /// A source's recorded losses, newest first; `before`: only those with a smaller id (the cursor).
-    pub async fn gaps(&self, source: SourceId, before: Option<i64>, limit: u32) -> Result<Vec<Gap>, StoreError> {
-        let query = sqlx::query_as::<_, GapRow>(concat!(
-            "select id, project_id, from_position, to_position, reason, ",
-            rfc3339!("created_at"),
-            " as created_at from aura.gaps where source_id = $1 and ($2::bigint is null or id < $2)
-             order by id desc limit $3"
-        ));
-        let query = query.bind(source.0).bind(before).bind(i64::from(limit));
-        let rows = bounded(async { Ok(query.fetch_all(&self.pool).await?) }).await?;
-        rows.into_iter().map(Gap::try_from).collect()
-    }
-}
-
-#[derive(FromRow)]
-struct GapRow {
-    id: i64,
-    project_id: Option<Uuid>,
-    from_position: Option<String>,
-    to_position: Option<String>,
-    reason: String,
-    created_at: String,
-}
-
-impl TryFrom<GapRow> for Gap {
-    type Error = StoreError;
-
-    fn try_from(row: GapRow) -> Result<Self, StoreError> {
-        Ok(Self {
-            id: row.id,
-            project: row.project_id.map(ProjectId),
-            from: parsed(row.from_position, "position")?,
-            to: parsed(row.to_position, "position")?,
-            reason: row.reason,
-            created_at: row.created_at,
-        })
     }
 }

@@ -14,21 +14,28 @@ mod audit;
 mod decode;
 mod engines;
 mod error;
+mod gaps;
 mod key;
 mod lease;
 mod migrate;
+mod operations;
+mod panics;
 mod projects;
 mod registrations;
 mod registry;
 mod signals;
 mod sources;
+mod workers;
 
 pub use audit::{AuditEntry, NewAudit};
-pub use engines::{Desired, Engine, EngineState, Gap, NewGap};
+pub use engines::{Engine, Operation};
 pub use error::StoreError;
+pub use gaps::{Gap, NewGap};
 pub use key::{KeyError, MasterKey};
 pub use lease::PostgresLease;
 pub use migrate::migrate;
+pub use operations::{Ending, StartRequest, StopRequest};
+pub use panics::PANICS_BEFORE_SKIP;
 pub use projects::{
     CreatedProject, KeyRole, NewProject, Project, ProjectAuth, ProjectKey, ProjectSecrets, ProjectSettings,
 };
@@ -37,7 +44,8 @@ pub use registrations::{
 };
 pub use registry::RegistrySnapshot;
 pub use signals::{Signal, SignalListener, StatusListener};
-pub use sources::{NewSource, Plugin, Source};
+pub use sources::{NewSource, Plugin, SlotRecreate, Source};
+pub use workers::{NewWorker, WorkerRow};
 
 /// Longest time that one call may take, waiting for a connection included.
 pub const QUERY_TIMEOUT: Duration = Duration::from_secs(10);

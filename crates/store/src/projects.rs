@@ -9,10 +9,10 @@ use crate::{
     MasterKey, Store, StoreError,
     audit::{self, NewAudit},
     bounded,
-    decode::{self, rfc3339, words},
+    decode::{self, rfc3339, word},
 };
 
-words! {
+aura_domain::words! {
     /// What an API key may do.
     KeyRole {
         /// Public: row security decides.
@@ -259,7 +259,7 @@ impl Store {
             "select id, role from aura.keys where project_id = $1 and revoked_at is null order by id",
         );
         let rows = bounded(async { Ok(query.bind(id.0).fetch_all(&self.pool).await?) }).await?;
-        let key = |(id, role): (Uuid, String)| Ok(ProjectKey { id, role: role.parse()? });
+        let key = |(id, role): (Uuid, String)| Ok(ProjectKey { id, role: word(&role, "key role")? });
         let keys = rows.into_iter().map(key).collect::<Result<_, StoreError>>()?;
         Ok(Some(ProjectAuth { project, jwt_secret: secrets.jwt_secret, keys }))
     }

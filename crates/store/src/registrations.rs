@@ -6,10 +6,10 @@ use crate::{
     Store, StoreError,
     audit::{self, NewAudit},
     bounded,
-    decode::{self, generation, generation_column, lsn, rfc3339, word, words},
+    decode::{self, generation, generation_column, lsn, rfc3339, word},
 };
 
-words! {
+aura_domain::words! {
     /// Observed state of a registration.
     RegistrationStatus {
         /// The running filter doesn't cover it yet.

@@ -3,9 +3,9 @@ use secrecy::{ExposeSecret, SecretString};
 use sqlx::FromRow;
 use uuid::Uuid;
 
-use crate::{MasterKey, Store, StoreError, bounded, decode::word, decode::words, projects::open_text};
+use crate::{MasterKey, Store, StoreError, bounded, decode::word, projects::open_text};
 
-words! {
+aura_domain::words! {
     /// Which output plugin decodes a source's log.
     Plugin {
         /// wal2json if its library is there, else pgoutput.
@@ -14,6 +14,16 @@ words! {
         Wal2json = "wal2json",
         /// The built-in one.
         PgOutput = "pgoutput",
+    }
+}
+
+aura_domain::words! {
+    /// What happens when a source's slot is lost or missing (R-ENG-8).
+    SlotRecreate {
+        /// It is made again, and a gap announced.
+        Auto = "auto",
+        /// The engine fails, until an operator asks for a new slot.
+        Manual = "manual",
     }
 }
 
@@ -32,6 +42,8 @@ pub struct Source {
     pub slot_name: String,
     /// Output plugin.
     pub plugin: Plugin,
+    /// What happens when the slot is lost.
+    pub slot_recreate: SlotRecreate,
 }
 
 /// What a source is made or updated from.
@@ -47,6 +59,8 @@ pub struct NewSource {
     pub slot_name: Option<String>,
     /// See [`Source::plugin`].
     pub plugin: Plugin,
+    /// See [`Source::slot_recreate`].
+    pub slot_recreate: SlotRecreate,
 }
 
 #[derive(FromRow)]
@@ -57,6 +71,7 @@ struct SourceRow {
     admin_url: Option<Vec<u8>>,
     slot_name: String,
     plugin: String,
+    slot_recreate: String,
 }
 
 impl SourceRow {
@@ -70,6 +85,7 @@ impl SourceRow {
             admin_url: self.admin_url.map(|sealed| open_text(key, &sealed, &aad)).transpose()?,
             slot_name: self.slot_name,
             plugin: word(&self.plugin, "plugin")?,
+            slot_recreate: word(&self.slot_recreate, "slot_recreate")?,
         })
     }
 }
@@ -120,12 +136,13 @@ impl Store {
     ) -> Result<SourceRow, StoreError> {
         let seal = |url: &SecretString| self.key.seal(url.expose_secret().as_bytes(), &url_aad(id));
         let query = sqlx::query_as(
-            "insert into aura.sources as s (id, name, replication_url, admin_url, slot_name, plugin)
-             values ($1, $2, $3, $4, coalesce($5, $6), $7)
+            "insert into aura.sources as s (id, name, replication_url, admin_url, slot_name, plugin, slot_recreate)
+             values ($1, $2, $3, $4, coalesce($5, $6), $7, $8)
              on conflict (name) do update set replication_url = excluded.replication_url,
                 admin_url = coalesce(excluded.admin_url, s.admin_url),
-                slot_name = coalesce($5, s.slot_name), plugin = excluded.plugin
-             returning id, name, replication_url, admin_url, slot_name, plugin",
+                slot_name = coalesce($5, s.slot_name), plugin = excluded.plugin,
+                slot_recreate = excluded.slot_recreate
+             returning id, name, replication_url, admin_url, slot_name, plugin, slot_recreate",
         );
         Ok(query
             .bind(id.0)
@@ -135,6 +152,7 @@ impl Store {
             .bind(&new.slot_name)
             .bind(default_slot(&new.name, id))
             .bind(new.plugin.as_str())
+            .bind(new.slot_recreate.as_str())
             .fetch_one(connection)
             .await?)
     }
@@ -156,7 +174,7 @@ impl Store {
 
     async fn select_sources(&self, id: Option<Uuid>, name: Option<&str>) -> Result<Vec<Source>, StoreError> {
         let query = sqlx::query_as::<_, SourceRow>(
-            "select id, name, replication_url, admin_url, slot_name, plugin from aura.sources
+            "select id, name, replication_url, admin_url, slot_name, plugin, slot_recreate from aura.sources
              where ($1::uuid is null or id = $1) and ($2::text is null or name = $2) order by name",
         );
         let rows = bounded(async { Ok(query.bind(id).bind(name).fetch_all(&self.pool).await?) }).await?;

@@ -3,6 +3,7 @@
 mod engines;
 mod lease;
 mod migrations;
+mod operations;
 mod projects;
 mod registrations;
 mod signals;
@@ -56,6 +57,7 @@ pub(crate) fn new_source(name: &str) -> NewSource {
         admin_url: Some("postgres://admin:adminsecret@db/x".to_owned().into()),
         slot_name: None,
         plugin: Plugin::Auto,
+        slot_recreate: aura_store::SlotRecreate::Auto,
     }
 }
 

@@ -92,6 +92,7 @@ async fn r_eng_8_sources_are_upserted_by_name_and_get_their_slots() {
         replication_url: "postgres://new".to_owned().into(),
         admin_url: None,
         plugin: Plugin::PgOutput,
+        slot_recreate: aura_store::SlotRecreate::Auto,
         ..new_source("shared")
     };
     let changed = store.upsert_source(changed).await.expect("updated");

@@ -1,5 +1,7 @@
-use aura_domain::Lsn;
-use aura_store::{Desired, Signal, SignalListener, TableRef};
+use std::time::Duration;
+
+use aura_domain::{Lsn, OnDeadline};
+use aura_store::{Signal, SignalListener, TableRef};
 use aura_testkit::Shutdown;
 use tokio::time::timeout;
 
@@ -22,7 +24,7 @@ async fn r_hole_3_every_change_of_desired_state_signals() {
     assert_eq!(next(&mut listener).await, Signal::Registry(platform.source));
     // Nothing changes, nothing is signalled: the next signal is the engine's.
     platform.enable(project, "t", 7).await;
-    store.set_desired(platform.source, Desired::Stopped).await.expect("written");
+    store.request_stop(platform.source, Duration::from_secs(1), OnDeadline::Force).await.expect("written");
     assert_eq!(next(&mut listener).await, Signal::Engines);
     let (schema, table) = (name("app"), name("t"));
     let table = TableRef { project, schema: &schema, table: &table };
@@ -57,6 +59,6 @@ async fn a_lost_connection_is_told_and_signals_come_again() {
     };
     assert_eq!(timeout(PATIENCE, lost).await.expect("told"), Signal::Lost);
     aura_testkit::eventually(PATIENCE, || async { platform.store.ping().await.is_ok() }).await.expect("it is back");
-    platform.store.set_desired(platform.source, Desired::Stopped).await.expect("written");
+    platform.store.request_stop(platform.source, Duration::from_secs(1), OnDeadline::Force).await.expect("written");
     assert_eq!(next(&mut listener).await, Signal::Engines);
 }

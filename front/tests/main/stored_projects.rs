@@ -39,6 +39,7 @@ async fn project(store: &Store, name: &str) -> CreatedProject {
         admin_url: None,
         slot_name: None,
         plugin: Plugin::Auto,
+        slot_recreate: aura_store::SlotRecreate::Auto,
     };
     let source = store.upsert_source(source).await.expect("a source").id;
     let new = NewProject { id: None, name: name.to_owned(), source, schema: None, settings: Default::default() };

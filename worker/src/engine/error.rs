@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use aura_domain::EngineState;
 use aura_pgsource::{SourceError, SqlState};
-use aura_store::{EngineState, StoreError};
+use aura_store::StoreError;
 
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]

@@ -21,10 +21,10 @@ use std::{
 };
 
 use aura_bus::SharedBus;
-use aura_domain::{Epoch, Generation, Lsn, WorkerId};
+use aura_domain::{EngineState, Epoch, Generation, Lsn, WorkerId};
 use aura_lease::{Claim, LeaseBackend};
 use aura_pgsource::{Sockets, SourceUrl, slot as slot_names, visibility::VisibilityPool};
-use aura_store::{EngineState, Source, Store, StoreError};
+use aura_store::{Source, Store, StoreError};
 use tokio::sync::{Notify, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -103,7 +103,7 @@ async fn lead(
     lost: CancellationToken,
     stop: CancellationToken,
 ) -> Result<(), EngineError> {
-    let epoch = deps.store.raise_epoch(source.id).await?;
+    let epoch = deps.store.take_engine(source.id, &deps.worker).await?;
     // R-LEASE-2: the epoch is raised after the lease is won; if the lease isn't ours now, the raise fenced a successor.
     let holder = deps.lease.holder(&claim.name).await.map_err(|_| StoreError::Fenced)?;
     if holder.is_some_and(|holder| holder.holder != deps.worker) {

@@ -3,8 +3,8 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use aura_bus::{Headers, Message, Subject};
-use aura_domain::{Epoch, Lsn, ProjectId, SourceId};
-use aura_store::{EngineState, NewGap, Store, StoreError};
+use aura_domain::{EngineState, Epoch, Lsn, ProjectId, SourceId};
+use aura_store::{NewGap, Store, StoreError};
 use aura_wire::{GapEnvelope, GapReason};
 use tokio::sync::{RwLock, watch};
 use tokio_util::sync::CancellationToken;

@@ -9,12 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aura_domain::{Generation, Lsn, Relation};
+use aura_domain::{EngineState, Generation, Lsn, Relation};
 use aura_pgsource::{
     Decoder, FilterEntry, Plugin, ReplicationConnection, ReplicationStream, SourceError, SqlConnection, SqlState,
     Status, StreamMessage, connect_sql, pgoutput_options, slot, wal2json_options,
 };
-use aura_store::{EngineState, StoreError};
+use aura_store::StoreError;
 use aura_wire::GapReason;
 use tokio::sync::watch;
 

@@ -1,0 +1,129 @@
+use std::time::Duration;
+
+use aura_domain::{
+    Desired, DrainReport, EngineLive, EngineReport, EngineState, Generation, Lsn, LsnReport, OnDeadline, OperationKind,
+    Outcome, Position, WorkerId,
+};
+use aura_store::{Ending, NewWorker, StartRequest, StopRequest, StoreError};
+
+use crate::{Platform, platform};
+
+fn worker(name: &str) -> WorkerId {
+    WorkerId(name.to_owned())
+}
+
+fn operation(request: StopRequest) -> (aura_store::Operation, bool) {
+    match request {
+        StopRequest::Accepted { operation, joined } => (operation, joined),
+        StopRequest::Already(engine) => panic!("stopped already: {engine:?}"),
+    }
+}
+
+async fn stop(platform: &Platform, ms: u64, on_deadline: OnDeadline) -> (aura_store::Operation, bool) {
+    let request = platform.store.request_stop(platform.source, Duration::from_millis(ms), on_deadline);
+    operation(request.await.expect("written"))
+}
+
+#[tokio::test]
+async fn r_eng_3_a_second_stop_joins_and_only_tightens() {
+    let platform = platform().await;
+    let store = &platform.store;
+    let epoch = store.take_engine(platform.source, &worker("w")).await.expect("taken");
+    store.set_engine_state(platform.source, epoch, EngineState::Running, None).await.expect("written");
+    let (first, joined) = stop(&platform, 60_000, OnDeadline::Abandon).await;
+    assert!(!joined && first.remaining_ms > 50_000 && first.on_deadline == OnDeadline::Abandon);
+    assert_eq!(store.desired(platform.source).await.expect("read"), Desired::Stopped);
+    let (longer, joined) = stop(&platform, 300_000, OnDeadline::Abandon).await;
+    assert!(joined && longer.id == first.id && longer.remaining_ms <= 60_000, "{longer:?}");
+    let (tighter, _) = stop(&platform, 5_000, OnDeadline::Force).await;
+    assert!(tighter.id == first.id && tighter.remaining_ms <= 5_000 && tighter.on_deadline == OnDeadline::Force);
+    let forced = store.request_force_close(platform.source).await.expect("written");
+    let (forced, joined) = operation(forced);
+    assert!(joined && forced.id == first.id && forced.remaining_ms <= 0);
+    assert_eq!(forced.kind, OperationKind::ForceClose);
+    let start = store.request_start(platform.source).await.expect("answered");
+    assert!(
+        matches!(start, StartRequest::Refused { state: EngineState::Running, retry_after_ms: Some(_) }),
+        "{start:?}"
+    );
+}
+
+#[tokio::test]
+async fn r_eng_1_the_end_of_a_run_closes_the_operation_and_is_fenced() {
+    let platform = platform().await;
+    let store = &platform.store;
+    let epoch = store.take_engine(platform.source, &worker("w")).await.expect("taken");
+    store.set_live(platform.source, epoch, &EngineLive { holes: 3, ..EngineLive::default() }).await.expect("written");
+    let engine = store.engine(platform.source).await.expect("read").expect("it exists");
+    assert_eq!((engine.holder, engine.live.map(|live| live.holes)), (Some(worker("w")), Some(3)));
+    stop(&platform, 1_000, OnDeadline::Force).await;
+    let report = EngineReport {
+        source: platform.source,
+        epoch,
+        outcome: Outcome::Drained,
+        reason: None,
+        drain: DrainReport::default(),
+        lsn: LsnReport { verified: Some(Lsn(7)), ..LsnReport::default() },
+        rungs: Vec::new(),
+        slot_released: true,
+        lease_released: true,
+    };
+    let zombie = Ending { state: EngineState::Zombie, reason: Some("pid 1"), report: None };
+    store.leave_engine(platform.source, epoch, zombie).await.expect("written");
+    let engine = store.engine(platform.source).await.expect("read").expect("it exists");
+    assert!(
+        engine.operation.is_some() && engine.holder.is_none() && engine.live.is_none(),
+        "open until the slot is free"
+    );
+    let stopped = Ending { state: EngineState::Stopped, reason: None, report: Some(&report) };
+    store.leave_engine(platform.source, epoch, stopped.clone()).await.expect("written");
+    let engine = store.engine(platform.source).await.expect("read").expect("it exists");
+    assert_eq!(
+        (engine.state, engine.operation, engine.last_report),
+        (EngineState::Stopped, None, Some(report.clone()))
+    );
+    let again = store.request_stop(platform.source, Duration::ZERO, OnDeadline::Force).await.expect("answered");
+    assert!(matches!(again, StopRequest::Already(_)), "{again:?}");
+    let force = operation(store.request_force_close(platform.source).await.expect("answered")).0;
+    assert_eq!(force.kind, OperationKind::ForceClose, "a slot may be held although the row says that it isn't");
+    let late = store.raise_epoch(platform.source).await.expect("raised");
+    let fenced = store.leave_engine(platform.source, epoch, stopped.clone()).await;
+    assert!(matches!(fenced, Err(StoreError::Fenced)), "{fenced:?}");
+    store.leave_engine(platform.source, late, stopped).await.expect("the api's own epoch");
+    assert_eq!(store.request_start(platform.source).await.expect("answered"), StartRequest::Accepted);
+    assert_eq!(store.desired(platform.source).await.expect("read"), Desired::Running);
+}
+
+#[tokio::test]
+async fn r_lease_3_the_pool_is_known_by_its_heartbeats() {
+    let platform = platform().await;
+    let store = &platform.store;
+    let (a, b) = (worker("a"), worker("b"));
+    let beat = |id, draining| NewWorker { id, host: "h", version: "1", max_engines: 8, draining };
+    store.heartbeat(beat(&a, false)).await.expect("written");
+    store.heartbeat(beat(&b, false)).await.expect("written");
+    store.heartbeat(beat(&b, true)).await.expect("written");
+    store.take_engine(platform.source, &b).await.expect("taken");
+    let workers = store.workers().await.expect("read");
+    let seen: Vec<_> = workers.iter().map(|row| (row.id.clone(), row.engines, row.draining)).collect();
+    assert_eq!(seen, [(a, 0, false), (b.clone(), 1, true)]);
+    assert!(workers.iter().all(|row| (0..10_000).contains(&row.silent_ms)));
+    store.remove_worker(&b).await.expect("removed");
+    assert_eq!(store.workers().await.expect("read").len(), 1);
+}
+
+#[tokio::test]
+async fn r_sd_6_the_third_panic_at_a_position_is_the_last() {
+    let platform = platform().await;
+    let store = &platform.store;
+    let epoch = store.take_engine(platform.source, &worker("w")).await.expect("taken");
+    let position = Position { generation: Generation(1), commit: Lsn(9), change: Lsn(8), n: 0 };
+    for count in 1..=3 {
+        assert_eq!(store.positions_to_skip(platform.source).await.expect("read"), []);
+        assert_eq!(store.note_panic(platform.source, epoch, position).await.expect("noted"), count);
+    }
+    assert_eq!(store.positions_to_skip(platform.source).await.expect("read"), [position]);
+    store.raise_epoch(platform.source).await.expect("raised");
+    let late = store.note_panic(platform.source, epoch, position).await;
+    assert!(matches!(late, Err(StoreError::Fenced)), "{late:?}");
+}
