@@ -21,6 +21,6 @@ pub use names::{NameError, SqlName, quote_ident, quote_literal};
 pub use position::{ParsePositionError, Position};
 pub use report::{
     ConditionNote, Culprit, DrainReport, EngineLive, EngineReport, ExitReport, ExitState, FlowLive, Lag, LsnReport,
-    Outcome, ShardReport, SlotLive, Timed, Trigger,
+    Outcome, Rung, ShardReport, SlotLive, Timed, Trigger,
 };
 pub use words::ParseWordError;

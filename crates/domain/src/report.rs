@@ -22,6 +22,24 @@ words! {
     }
 }
 
+words! {
+    /// A rung of the kill ladder (R-ENG-4), in order; the [`Timed::name`]s of [`EngineReport::rungs`].
+    Rung {
+        /// `shutdown(SHUT_RDWR)` on every socket of the engine.
+        Shutdown = "shutdown",
+        /// `SO_LINGER 0` and closed.
+        Reset = "reset",
+        /// `pg_terminate_backend` of who holds the slot.
+        Terminate = "terminate",
+        /// The same once more: needed where it is blocked writing.
+        TerminateAgain = "terminate_again",
+        /// Watching the slot.
+        Poll = "poll",
+        /// Sessions of ours that held no slot were ended.
+        Sessions = "sessions",
+    }
+}
+
 /// A named step and how long it took.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timed {

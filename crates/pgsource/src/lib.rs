@@ -7,6 +7,7 @@ mod decode;
 mod error;
 mod filter;
 mod json;
+pub mod ladder;
 mod pgoutput;
 mod plugin;
 pub mod preflight;

@@ -137,23 +137,6 @@ pub async fn terminate(client: &Client, slot: &str, holder: &SlotHolder, wait: D
     row.map_or(Ok(true), |row| row.try_get(0).map_err(SourceError::from))
 }
 
-/// Frees a slot that an older epoch of this source holds (R-ENG-7 Z6, R-FB-5): terminates twice if needed. Answers who
-/// was ended; `None` when nobody or somebody else holds it, which is never touched.
-pub async fn terminate_older_epoch(
-    client: &Client,
-    slot: &str,
-    source: SourceId,
-    epoch: Epoch,
-) -> Result<Option<SlotHolder>, SourceError> {
-    let holder = status(client, slot).await?.and_then(|status| status.holder);
-    let is_old = |holder: &SlotHolder| epoch_of(&holder.application_name, source).is_some_and(|old| old < epoch);
-    let Some(holder) = holder.filter(is_old) else { return Ok(None) };
-    if !terminate(client, slot, &holder, Duration::from_secs(2)).await? {
-        terminate(client, slot, &holder, Duration::from_secs(2)).await?;
-    }
-    Ok(Some(holder))
-}
-
 /// Waits until a slot is seen inactive, or gone, and says whether it was in time.
 pub async fn wait_inactive(client: &Client, name: &str, limit: Duration) -> Result<bool, SourceError> {
     let deadline = Instant::now() + limit;

@@ -4,6 +4,7 @@ mod admin;
 mod filters;
 mod json;
 mod lab;
+mod ladder;
 mod pgoutput;
 mod slots;
 mod stream;

@@ -1,15 +1,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use aura_domain::{Epoch, SourceId};
 use aura_pgsource::{Plugin, ReplicationConnection, SourceError, SqlState, connect_sql, slot, wal2json_options};
 use aura_testkit::{Postgres, PostgresOptions};
 
-use crate::lab::{APP, Lab, PATIENCE, SLOT, table};
-
-fn source() -> Result<SourceId> {
-    Ok("0191d0a0-0000-7000-8000-000000000001".parse()?)
-}
+use crate::lab::{APP, Lab, PATIENCE, SLOT};
 
 #[tokio::test]
 async fn r_eng_8_a_slot_is_created_seen_and_dropped() -> Result<()> {
@@ -53,30 +48,6 @@ async fn r_eng_5_shutdown_all_frees_the_slot_at_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn r_eng_7_only_an_older_epoch_of_ours_is_terminated() -> Result<()> {
-    let lab = Lab::start().await?;
-    let created = lab.create_slot(Plugin::Wal2json).await?;
-    let mut tail = lab.tail(created, &[]).await?;
-    let other: SourceId = "0191d0a0-0000-7000-8000-000000000002".parse()?;
-    for (source, epoch) in [(source()?, 0), (source()?, 1), (other, 9)] {
-        let ended = slot::terminate_older_epoch(&lab.sql, SLOT, source, Epoch(epoch)).await?;
-        assert_eq!(ended, None, "epoch {epoch}");
-    }
-    assert!(slot::status(&lab.sql, SLOT).await?.context("slot")?.active);
-    let ended = slot::terminate_older_epoch(&lab.sql, SLOT, source()?, Epoch(2)).await?;
-    assert_eq!(ended.context("nobody was ended")?.application_name, APP);
-    assert!(slot::wait_inactive(&lab.sql, SLOT, PATIENCE).await?);
-    let error = loop {
-        if let Err(error) = tail.stream.next().await {
-            break error;
-        }
-    };
-    assert_eq!(error.sqlstate(), Some(&SqlState::ADMIN_SHUTDOWN));
-    assert!(error.is_connection_error());
-    Ok(())
-}
-
-#[tokio::test]
 async fn r_eng_9_a_plugin_that_is_missing_or_not_allowed_is_told_from_other_errors() -> Result<()> {
     let lab = Lab::on(Postgres::start_with(PostgresOptions::default().without_wal2json()).await?).await?;
     let error = lab.create_slot(Plugin::Wal2json).await.err().context("created without its library")?;
@@ -106,25 +77,6 @@ async fn a_second_reader_learns_that_the_slot_is_in_use() -> Result<()> {
     let error = second.err().context("two readers on one slot")?;
     assert_eq!(error.sqlstate(), Some(&SqlState::OBJECT_IN_USE));
     assert!(!error.is_connection_error());
-    Ok(())
-}
-
-#[tokio::test]
-async fn r_eng_4_a_walsender_that_is_blocked_writing_is_freed_by_terminating_twice() -> Result<()> {
-    let lab = Lab::start().await?;
-    lab.run("create table t (id int primary key, big text)").await?;
-    let created = lab.create_slot(Plugin::Wal2json).await?;
-    lab.run("insert into t select g, repeat('x', 100000) from generate_series(1, 400) g").await?;
-    // Nobody reads.
-    let _tail = lab.tail(created, &[table("public", "t")?]).await?;
-    aura_testkit::eventually(PATIENCE, || async {
-        let holder = slot::status(&lab.sql, SLOT).await.ok().flatten().and_then(|status| status.holder);
-        holder.and_then(|holder| holder.wait_event).as_deref() == Some("WalSenderWriteData")
-    })
-    .await?;
-    let ended = slot::terminate_older_epoch(&lab.sql, SLOT, source()?, Epoch(2)).await?;
-    assert!(ended.is_some());
-    assert!(slot::wait_inactive(&lab.sql, SLOT, PATIENCE).await?);
     Ok(())
 }
 

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use aura_domain::{Lsn, Relation};
-use aura_pgsource::{Plugin, ReplicationConnection, SqlConnection, SystemIdentity, connect_sql, publication, slot};
+use aura_domain::{Epoch, Lsn, Relation};
+use aura_pgsource::{
+    Plugin, ReplicationConnection, SqlConnection, SystemIdentity, connect_sql, ladder, publication, slot,
+};
 use aura_store::Plugin as Wanted;
 use tokio::time::timeout;
 
@@ -29,7 +31,8 @@ impl Engine {
         identity: &SystemIdentity,
     ) -> Result<ReadySlot, EngineError> {
         let name = &self.source.slot_name;
-        if let Some(ended) = slot::terminate_older_epoch(sql, name, self.source.id, self.epoch).await? {
+        let older = ladder::Target { slot: name, source: self.source.id, up_to: Epoch(self.epoch.0 - 1) };
+        if let Some(ended) = ladder::climb(sql, older, Duration::from_secs(5)).await.ended {
             tracing::warn!(source = %self.source.id, pid = ended.pid, "ended a walsender of an older epoch");
         }
         match slot::status(sql, name).await? {
