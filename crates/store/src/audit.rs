@@ -24,6 +24,29 @@ pub struct NewAudit<'a> {
     pub request_id: Option<&'a str>,
 }
 
+/// Who asks for a change, for its audit entry.
+#[derive(Debug, Clone, Copy)]
+pub struct Caller<'a> {
+    /// See [`NewAudit::actor`].
+    pub actor: &'a str,
+    /// See [`NewAudit::request_id`].
+    pub request_id: Option<&'a str>,
+}
+
+impl<'a> Caller<'a> {
+    /// An entry about something of the installation.
+    pub(crate) fn entry(
+        self,
+        action: &'static str,
+        target: impl ToString,
+        before: Option<Value>,
+        after: Option<Value>,
+    ) -> NewAudit<'a> {
+        let Self { actor, request_id } = self;
+        NewAudit { project: None, actor, action, target: target.to_string(), before, after, request_id }
+    }
+}
+
 /// A line of the audit log.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, sqlx::FromRow)]
 pub struct AuditEntry {

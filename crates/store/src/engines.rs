@@ -24,6 +24,8 @@ pub struct Engine {
     pub reason: Option<String>,
     /// When it entered the state, RFC 3339 UTC.
     pub since: String,
+    /// How long ago that was in milliseconds, by the database's clock.
+    pub state_age_ms: i64,
     /// Fencing token of the worker that runs it.
     pub epoch: Epoch,
     /// See [`Generation`].
@@ -53,6 +55,8 @@ pub struct Operation {
     pub kind: OperationKind,
     /// RFC 3339, UTC.
     pub started_at: String,
+    /// Its deadline, RFC 3339 UTC.
+    pub deadline_at: String,
     /// Milliseconds until the deadline, by the database's clock; negative = overdue.
     pub remaining_ms: i64,
     /// What happens then.
@@ -66,6 +70,7 @@ struct EngineRow {
     state: String,
     reason: Option<String>,
     since: String,
+    state_age_ms: i64,
     epoch: i64,
     generation: i32,
     applied_revision: i64,
@@ -73,6 +78,7 @@ struct EngineRow {
     operation_id: Option<i64>,
     operation: Option<String>,
     operation_started_at: Option<String>,
+    operation_deadline_at: Option<String>,
     operation_remaining_ms: Option<i64>,
     operation_on_deadline: Option<String>,
     recreate_slot: bool,
@@ -86,9 +92,12 @@ macro_rules! columns {
         concat!(
             "source_id, desired, state, reason, ",
             rfc3339!("since"),
-            " as since, epoch, generation, applied_revision, holder, operation_id, operation, ",
+            " as since, (extract(epoch from clock_timestamp() - since) * 1000)::bigint as state_age_ms,
+             epoch, generation, applied_revision, holder, operation_id, operation, ",
             rfc3339!("operation_started_at"),
-            " as operation_started_at,
+            " as operation_started_at, ",
+            rfc3339!("operation_deadline_at"),
+            " as operation_deadline_at,
              (extract(epoch from operation_deadline_at - clock_timestamp()) * 1000)::bigint as operation_remaining_ms,
              operation_on_deadline, recreate_slot, last_report, live,
              (extract(epoch from clock_timestamp() - live_at) * 1000)::bigint as live_age_ms"
@@ -113,6 +122,7 @@ impl TryFrom<EngineRow> for Engine {
             state: word(&row.state, "engine state")?,
             reason: row.reason,
             since: row.since,
+            state_age_ms: row.state_age_ms,
             epoch: Epoch(row.epoch),
             generation: generation(row.generation)?,
             applied_revision: row.applied_revision,
@@ -128,6 +138,7 @@ impl EngineRow {
             id,
             kind: parsed(self.operation.clone(), "operation")?.ok_or_else(missing)?,
             started_at: self.operation_started_at.clone().ok_or_else(missing)?,
+            deadline_at: self.operation_deadline_at.clone().ok_or_else(missing)?,
             remaining_ms: self.operation_remaining_ms.ok_or_else(missing)?,
             on_deadline: parsed(self.operation_on_deadline.clone(), "operation")?.ok_or_else(missing)?,
         }))

@@ -27,7 +27,7 @@ mod signals;
 mod sources;
 mod workers;
 
-pub use audit::{AuditEntry, NewAudit};
+pub use audit::{AuditEntry, Caller, NewAudit};
 pub use engines::{Engine, Operation};
 pub use error::StoreError;
 pub use gaps::{Gap, NewGap};

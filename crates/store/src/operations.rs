@@ -1,10 +1,12 @@
 use std::time::Duration;
 
 use aura_domain::{Desired, EngineReport, EngineState, Epoch, OnDeadline, OperationKind, SourceId, Verb, VerbEffect};
+use serde_json::{Value, json};
 use sqlx::{PgConnection, types::Json};
 
 use crate::{
-    Engine, Operation, Store, StoreError, bounded, decode::word, engines::read_engine, registry::notify_status,
+    Caller, Engine, Operation, Store, StoreError, audit, bounded, decode::word, engines::read_engine,
+    registry::notify_status,
 };
 
 /// What became of a request to stop.
@@ -54,23 +56,28 @@ impl Store {
         source: SourceId,
         deadline: Duration,
         on_deadline: OnDeadline,
+        caller: Caller<'_>,
     ) -> Result<StopRequest, StoreError> {
-        self.request_end(source, OperationKind::Stop, deadline, on_deadline).await
+        self.request_end(source, OperationKind::Stop, (deadline, on_deadline), caller).await
     }
 
     /// Desired state `stopped`, and an operation whose deadline is now. Never `Already`: a slot may be held although the
     /// row says that it isn't.
-    pub async fn request_force_close(&self, source: SourceId) -> Result<StopRequest, StoreError> {
-        self.request_end(source, OperationKind::ForceClose, Duration::ZERO, OnDeadline::Force).await
+    pub async fn request_force_close(&self, source: SourceId, caller: Caller<'_>) -> Result<StopRequest, StoreError> {
+        self.request_end(source, OperationKind::ForceClose, (Duration::ZERO, OnDeadline::Force), caller).await
     }
 
     async fn request_end(
         &self,
         source: SourceId,
         kind: OperationKind,
-        deadline: Duration,
-        on_deadline: OnDeadline,
+        (deadline, on_deadline): (Duration, OnDeadline),
+        caller: Caller<'_>,
     ) -> Result<StopRequest, StoreError> {
+        let action = match kind {
+            OperationKind::Stop => "engine.stop",
+            OperationKind::ForceClose => "engine.force_close",
+        };
         bounded(async {
             let mut tx = self.pool.begin().await?;
             let before = locked(&mut tx, source).await?;
@@ -78,8 +85,10 @@ impl Store {
             let idle = before.operation.is_none() && before.holder.is_none();
             if idle && !force && before.state == EngineState::Stopped {
                 set_desired(&mut tx, source, Desired::Stopped).await?;
+                let after = locked(&mut tx, source).await?;
+                note(&mut tx, caller, action, &before, &after).await?;
                 tx.commit().await?;
-                return Ok(StopRequest::Already(Box::new(before)));
+                return Ok(StopRequest::Already(Box::new(after)));
             }
             let query = sqlx::query(
                 "update aura.engines set desired = 'stopped',
@@ -95,6 +104,7 @@ impl Store {
             query.execute(&mut *tx).await?;
             notify(&mut tx, source).await?;
             let after = locked(&mut tx, source).await?;
+            note(&mut tx, caller, action, &before, &after).await?;
             tx.commit().await?;
             let operation = after.operation.ok_or(StoreError::Corrupt("operation"))?;
             Ok(StopRequest::Accepted { operation, joined: before.operation.is_some() })
@@ -103,7 +113,7 @@ impl Store {
     }
 
     /// Desired state `running`, unless something is under way or holds the slot.
-    pub async fn request_start(&self, source: SourceId) -> Result<StartRequest, StoreError> {
+    pub async fn request_start(&self, source: SourceId, caller: Caller<'_>) -> Result<StartRequest, StoreError> {
         bounded(async {
             let mut tx = self.pool.begin().await?;
             let before = locked(&mut tx, source).await?;
@@ -113,6 +123,8 @@ impl Store {
                 return Ok(StartRequest::Refused { state, retry_after_ms });
             }
             set_desired(&mut tx, source, Desired::Running).await?;
+            let after = locked(&mut tx, source).await?;
+            note(&mut tx, caller, "engine.start", &before, &after).await?;
             tx.commit().await?;
             Ok(StartRequest::Accepted)
         })
@@ -120,13 +132,14 @@ impl Store {
     }
 
     /// Asks the engine to make a new slot in place of its lost or missing one. The worker clears the request.
-    pub async fn request_new_slot(&self, source: SourceId) -> Result<(), StoreError> {
+    pub async fn request_new_slot(&self, source: SourceId, caller: Caller<'_>) -> Result<(), StoreError> {
         bounded(async {
             let mut tx = self.pool.begin().await?;
+            let before = locked(&mut tx, source).await?;
             let query = sqlx::query("update aura.engines set recreate_slot = true where source_id = $1");
-            if query.bind(source.0).execute(&mut *tx).await?.rows_affected() == 0 {
-                return Err(StoreError::NotFound("engine"));
-            }
+            query.bind(source.0).execute(&mut *tx).await?;
+            let after = locked(&mut tx, source).await?;
+            note(&mut tx, caller, "engine.recreate_slot", &before, &after).await?;
             notify(&mut tx, source).await?;
             tx.commit().await?;
             Ok(())
@@ -169,6 +182,32 @@ impl Store {
         .await
     }
 
+    /// The api takes the end of an engine over from whoever runs it: a new epoch for nobody, and `state`. Only one of
+    /// several instances succeeds: `None` = somebody else was quicker, or the engine isn't what it was when it was read.
+    /// `report` is what is known of the run that ends here.
+    pub async fn take_end(
+        &self,
+        engine: &Engine,
+        state: EngineState,
+        report: Option<&EngineReport>,
+    ) -> Result<Option<Epoch>, StoreError> {
+        let operation = engine.operation.as_ref().map(|operation| operation.id);
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            let query = sqlx::query_scalar(
+                "update aura.engines set epoch = epoch + 1, holder = null, state = $4, reason = null, since = now(),
+                    last_report = coalesce($5, last_report)
+                 where source_id = $1 and epoch = $2 and operation_id is not distinct from $3 returning epoch",
+            );
+            let query = query.bind(engine.source.0).bind(engine.epoch.0).bind(operation);
+            let epoch: Option<i64> = query.bind(state.as_str()).bind(report.map(Json)).fetch_optional(&mut *tx).await?;
+            notify(&mut tx, engine.source).await?;
+            tx.commit().await?;
+            Ok(epoch.map(Epoch))
+        })
+        .await
+    }
+
     /// Whether the operator wants the engine to run now, read after [`Store::take_engine`].
     pub async fn desired(&self, source: SourceId) -> Result<Desired, StoreError> {
         let query = sqlx::query_scalar::<_, String>("select desired from aura.engines where source_id = $1");
@@ -188,6 +227,37 @@ async fn set_desired(connection: &mut PgConnection, source: SourceId, desired: D
     let query = sqlx::query("update aura.engines set desired = $2 where source_id = $1");
     query.bind(source.0).bind(desired.as_str()).execute(&mut *connection).await?;
     notify(connection, source).await
+}
+
+/// Appends to the audit what a verb changed. One that changed nothing, since it joined or was so already, leaves no line.
+async fn note(
+    connection: &mut PgConnection,
+    caller: Caller<'_>,
+    action: &'static str,
+    before: &Engine,
+    after: &Engine,
+) -> Result<(), StoreError> {
+    let (from, to) = (terms(before), terms(after));
+    // A failed engine that is to run tries again when it is told to start.
+    let retried = action == "engine.start" && before.state == EngineState::Failed;
+    if from == to && !retried {
+        return Ok(());
+    }
+    audit::append(connection, caller.entry(action, before.source, Some(from), Some(to))).await
+}
+
+/// What verbs change of an engine, and its state for those who read the audit.
+fn terms(engine: &Engine) -> Value {
+    let operation = engine.operation.as_ref().map(|operation| {
+        json!({
+            "id": operation.id, "kind": operation.kind.as_str(), "deadline_at": operation.deadline_at,
+            "on_deadline": operation.on_deadline.as_str()
+        })
+    });
+    json!({
+        "desired": engine.desired.as_str(), "state": engine.state.as_str(), "epoch": engine.epoch.0,
+        "recreate_slot": engine.recreate_slot, "operation": operation
+    })
 }
 
 /// Wakes the workers, and whoever waits for the engine's progress.

@@ -3,7 +3,7 @@ use std::time::Duration;
 use aura_domain::{Desired, EngineState, Epoch, Generation, Lsn, OnDeadline, Position};
 use aura_store::{NewGap, RegistrationStatus, Store, StoreError};
 
-use crate::{key, platform};
+use crate::{CALLER, key, platform};
 
 #[tokio::test]
 async fn r_eng_1_desired_and_observed_state_survive_and_are_fenced() {
@@ -18,7 +18,7 @@ async fn r_eng_1_desired_and_observed_state_survive_and_are_fenced() {
     store.set_engine_state(platform.source, epoch, EngineState::Failed, None).await.expect("written");
     let again = store.engine(platform.source).await.expect("read").expect("it exists");
     assert_eq!((&again.since, again.reason), (&failed.since, None), "since is when it entered the state");
-    store.request_stop(platform.source, Duration::from_secs(1), OnDeadline::Force).await.expect("written");
+    store.request_stop(platform.source, Duration::from_secs(1), OnDeadline::Force, CALLER).await.expect("written");
     store.raise_epoch(platform.source).await.expect("raised");
     let late = store.set_engine_state(platform.source, epoch, EngineState::Running, None).await;
     assert!(matches!(late, Err(StoreError::Fenced)), "{late:?}");

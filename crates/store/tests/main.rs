@@ -12,13 +12,16 @@ use std::time::Duration;
 
 use aura_domain::{ProjectId, SourceId, SqlName};
 use aura_store::{
-    MasterKey, NewProject, NewRegistration, NewSource, Plugin, ProjectSettings, Registration, ReplicaIdentity, Store,
-    TableRef, migrate,
+    Caller, MasterKey, NewProject, NewRegistration, NewSource, Plugin, ProjectSettings, Registration, ReplicaIdentity,
+    Store, TableRef, migrate,
 };
 use aura_testkit::Postgres;
 
 /// Far above what anything here takes; a test fails with it, never passes by it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Who asks in these tests.
+pub(crate) const CALLER: Caller<'static> = Caller { actor: "platform", request_id: Some("r1") };
 
 pub(crate) fn key() -> MasterKey {
     MasterKey::new("0123456789abcdef0123456789abcdef").expect("32 bytes")

@@ -6,7 +6,7 @@ use aura_domain::{
 };
 use aura_store::{Ending, NewWorker, StartRequest, StopRequest, StoreError};
 
-use crate::{Platform, platform};
+use crate::{CALLER, Platform, platform};
 
 fn worker(name: &str) -> WorkerId {
     WorkerId(name.to_owned())
@@ -20,7 +20,7 @@ fn operation(request: StopRequest) -> (aura_store::Operation, bool) {
 }
 
 async fn stop(platform: &Platform, ms: u64, on_deadline: OnDeadline) -> (aura_store::Operation, bool) {
-    let request = platform.store.request_stop(platform.source, Duration::from_millis(ms), on_deadline);
+    let request = platform.store.request_stop(platform.source, Duration::from_millis(ms), on_deadline, CALLER);
     operation(request.await.expect("written"))
 }
 
@@ -37,11 +37,11 @@ async fn r_eng_3_a_second_stop_joins_and_only_tightens() {
     assert!(joined && longer.id == first.id && longer.remaining_ms <= 60_000, "{longer:?}");
     let (tighter, _) = stop(&platform, 5_000, OnDeadline::Force).await;
     assert!(tighter.id == first.id && tighter.remaining_ms <= 5_000 && tighter.on_deadline == OnDeadline::Force);
-    let forced = store.request_force_close(platform.source).await.expect("written");
+    let forced = store.request_force_close(platform.source, CALLER).await.expect("written");
     let (forced, joined) = operation(forced);
     assert!(joined && forced.id == first.id && forced.remaining_ms <= 0);
     assert_eq!(forced.kind, OperationKind::ForceClose);
-    let start = store.request_start(platform.source).await.expect("answered");
+    let start = store.request_start(platform.source, CALLER).await.expect("answered");
     assert!(
         matches!(start, StartRequest::Refused { state: EngineState::Running, retry_after_ms: Some(_) }),
         "{start:?}"
@@ -82,16 +82,61 @@ async fn r_eng_1_the_end_of_a_run_closes_the_operation_and_is_fenced() {
         (engine.state, engine.operation, engine.last_report),
         (EngineState::Stopped, None, Some(report.clone()))
     );
-    let again = store.request_stop(platform.source, Duration::ZERO, OnDeadline::Force).await.expect("answered");
+    let again = store.request_stop(platform.source, Duration::ZERO, OnDeadline::Force, CALLER).await.expect("answered");
     assert!(matches!(again, StopRequest::Already(_)), "{again:?}");
-    let force = operation(store.request_force_close(platform.source).await.expect("answered")).0;
+    let force = operation(store.request_force_close(platform.source, CALLER).await.expect("answered")).0;
     assert_eq!(force.kind, OperationKind::ForceClose, "a slot may be held although the row says that it isn't");
     let late = store.raise_epoch(platform.source).await.expect("raised");
     let fenced = store.leave_engine(platform.source, epoch, stopped.clone()).await;
     assert!(matches!(fenced, Err(StoreError::Fenced)), "{fenced:?}");
     store.leave_engine(platform.source, late, stopped).await.expect("the api's own epoch");
-    assert_eq!(store.request_start(platform.source).await.expect("answered"), StartRequest::Accepted);
+    assert_eq!(store.request_start(platform.source, CALLER).await.expect("answered"), StartRequest::Accepted);
     assert_eq!(store.desired(platform.source).await.expect("read"), Desired::Running);
+}
+
+#[tokio::test]
+async fn r_eng_6_only_one_takes_an_end_over_and_the_worker_is_fenced() {
+    let platform = platform().await;
+    let store = &platform.store;
+    let epoch = store.take_engine(platform.source, &worker("w")).await.expect("taken");
+    store.set_engine_state(platform.source, epoch, EngineState::Running, None).await.expect("written");
+    store.set_live(platform.source, epoch, &EngineLive::default()).await.expect("written");
+    stop(&platform, 0, OnDeadline::Force).await;
+    let overdue = store.engine(platform.source).await.expect("read").expect("it exists");
+    let take = || store.take_end(&overdue, EngineState::ForceClosing, None);
+    let (first, second) = tokio::join!(take(), take());
+    let taken = [first.expect("answered"), second.expect("answered")];
+    assert_eq!(taken.iter().flatten().count(), 1, "{taken:?}");
+    let engine = store.engine(platform.source).await.expect("read").expect("it exists");
+    assert_eq!((engine.state, engine.holder, engine.epoch.0), (EngineState::ForceClosing, None, epoch.0 + 1));
+    assert!(engine.live.is_some() && engine.operation.is_some(), "open, and the run's last words are kept");
+    let late = store.set_engine_state(platform.source, epoch, EngineState::Stopped, None).await;
+    assert!(matches!(late, Err(StoreError::Fenced)), "{late:?}");
+}
+
+#[tokio::test]
+async fn verbs_are_audited_when_they_change_something() {
+    let platform = platform().await;
+    let store = &platform.store;
+    let epoch = store.take_engine(platform.source, &worker("w")).await.expect("taken");
+    store.set_engine_state(platform.source, epoch, EngineState::Running, None).await.expect("written");
+    for ms in [60_000, 60_000, 5_000] {
+        stop(&platform, ms, OnDeadline::Force).await;
+    }
+    let stopped = Ending { state: EngineState::Stopped, reason: None, report: None };
+    store.leave_engine(platform.source, epoch, stopped).await.expect("written");
+    for _ in 0..2 {
+        store.request_start(platform.source, CALLER).await.expect("answered");
+    }
+    let query =
+        "select action, actor, request_id, target, before->>'desired', after->>'desired' from aura.audit order by id";
+    let lines: Vec<(String, String, String, String, String, String)> =
+        sqlx::query_as(query).fetch_all(store.pool()).await.expect("read");
+    let seen: Vec<_> = lines.iter().map(|line| (line.0.as_str(), line.4.as_str(), line.5.as_str())).collect();
+    let stop_line = |from| ("engine.stop", from, "stopped");
+    assert_eq!(seen, [stop_line("running"), stop_line("stopped"), ("engine.start", "stopped", "running")]);
+    let source = platform.source.to_string();
+    assert!(lines.iter().all(|line| (line.1.as_str(), line.2.as_str(), &line.3) == ("platform", "r1", &source)));
 }
 
 #[tokio::test]

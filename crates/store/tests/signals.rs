@@ -5,7 +5,7 @@ use aura_store::{Signal, SignalListener, TableRef};
 use aura_testkit::Shutdown;
 use tokio::time::timeout;
 
-use crate::{PATIENCE, name, platform};
+use crate::{CALLER, PATIENCE, name, platform};
 
 async fn next(listener: &mut SignalListener) -> Signal {
     timeout(PATIENCE, listener.next()).await.expect("a signal in time").expect("the database is there")
@@ -24,7 +24,7 @@ async fn r_hole_3_every_change_of_desired_state_signals() {
     assert_eq!(next(&mut listener).await, Signal::Registry(platform.source));
     // Nothing changes, nothing is signalled: the next signal is the engine's.
     platform.enable(project, "t", 7).await;
-    store.request_stop(platform.source, Duration::from_secs(1), OnDeadline::Force).await.expect("written");
+    store.request_stop(platform.source, Duration::from_secs(1), OnDeadline::Force, CALLER).await.expect("written");
     assert_eq!(next(&mut listener).await, Signal::Engines);
     let (schema, table) = (name("app"), name("t"));
     let table = TableRef { project, schema: &schema, table: &table };
@@ -59,6 +59,10 @@ async fn a_lost_connection_is_told_and_signals_come_again() {
     };
     assert_eq!(timeout(PATIENCE, lost).await.expect("told"), Signal::Lost);
     aura_testkit::eventually(PATIENCE, || async { platform.store.ping().await.is_ok() }).await.expect("it is back");
-    platform.store.request_stop(platform.source, Duration::from_secs(1), OnDeadline::Force).await.expect("written");
+    platform
+        .store
+        .request_stop(platform.source, Duration::from_secs(1), OnDeadline::Force, CALLER)
+        .await
+        .expect("written");
     assert_eq!(next(&mut listener).await, Signal::Engines);
 }
