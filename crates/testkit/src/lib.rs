@@ -6,6 +6,8 @@ mod nats;
 mod postgres;
 mod process;
 mod proxy;
+mod slots;
+mod squatter;
 mod template;
 mod wait;
 
@@ -14,6 +16,8 @@ pub use postgres::{Postgres, PostgresOptions, Shutdown};
 pub use process::{Process, ProcessOptions, children_of, is_running};
 pub use proxy::{Flow, TcpProxy};
 pub use rustix::process::Signal;
+pub use slots::{SlotState, SlotWatch};
+pub use squatter::{Squatter, SquatterOptions};
 pub use wait::{eventually, eventually_some};
 
 /// A TCP port of the loopback interface that was free a moment ago.

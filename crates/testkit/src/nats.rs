@@ -19,6 +19,26 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct NatsOptions {
     /// Lines of nats-server's configuration file.
     pub configuration: Vec<String>,
+    users: Vec<String>,
+}
+
+impl NatsOptions {
+    /// A user, and subjects that it may not publish to. The first one makes the server refuse everybody without a name.
+    #[must_use]
+    pub fn user(mut self, name: &str, password: &str, denied: &[&str]) -> Self {
+        self.users.push(format!(
+            "{{ user: {name:?}, password: {password:?}, permissions: {{ publish: {{ deny: {denied:?} }} }} }}"
+        ));
+        self
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let mut lines = self.configuration.clone();
+        if !self.users.is_empty() {
+            lines.push(format!("authorization {{ users: [ {} ] }}", self.users.join(", ")));
+        }
+        lines
+    }
 }
 
 /// A throw-away nats-server with JetStream on loopback, killed when dropped.
@@ -52,7 +72,7 @@ impl Nats {
         let (port, monitor) = (free_port()?, free_port()?);
         let file = dir.path().join("nats.conf");
         let store = dir.path().join("jetstream");
-        let mut lines = options.configuration.clone();
+        let mut lines = options.lines();
         lines.push(format!("listen: \"127.0.0.1:{port}\""));
         lines.push(format!("http: \"127.0.0.1:{monitor}\""));
         lines.push(format!("jetstream {{ store_dir: \"{}\" }}", store.display()));
@@ -83,6 +103,11 @@ impl Nats {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
+    /// The same as a user of [`NatsOptions::user`].
+    pub fn url_as(&self, user: &str, password: &str) -> String {
+        format!("nats://{user}:{password}@127.0.0.1:{}", self.port)
+    }
+
     /// TCP port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
@@ -111,12 +136,12 @@ impl Nats {
 
     /// SIGSTOP: the kernel still accepts connections and bytes, nobody answers.
     pub fn pause(&self) -> Result<()> {
-        self.server.as_ref().context("nats-server doesn't run")?.signal(Signal::STOP)
+        self.server.as_ref().context("nats-server doesn't run")?.pause()
     }
 
     /// SIGCONT.
     pub fn resume(&self) -> Result<()> {
-        self.server.as_ref().context("nats-server doesn't run")?.signal(Signal::CONT)
+        self.server.as_ref().context("nats-server doesn't run")?.resume()
     }
 }
 

@@ -205,6 +205,16 @@ impl Process {
         kill_process(pid, signal).with_context(|| format!("can't signal {}", self.pid))
     }
 
+    /// SIGSTOP: it stands still with all its connections open.
+    pub fn pause(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// SIGCONT.
+    pub fn resume(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
     /// How it ended, if it has.
     pub fn exited(&self) -> Option<ExitStatus> {
         locked(&self.child).try_wait().ok().flatten()

@@ -1,6 +1,11 @@
-use std::net::SocketAddr;
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use anyhow::Result;
+use rustix::net::sockopt::set_socket_linger;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
@@ -14,22 +19,70 @@ use tokio_util::{
     task::TaskTracker,
 };
 
+/// What a client says first is kept up to this size: a start-up packet, also behind a request for TLS.
+const OPENING: usize = 2048;
+
 /// What the proxy does with connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
     /// Forwards.
     Open,
-    /// Keeps connections and takes new ones, forwards nothing: a network that swallows packets.
+    /// Keeps connections and takes new ones, forwards nothing; what was sent meanwhile comes when it opens again.
     Frozen,
+    /// Keeps connections and takes new ones, and swallows what is sent: a router that has forgotten the connection.
+    Blackhole,
+    /// Forwards, but tells neither side when the other has closed.
+    Deaf,
     /// Closes all connections and every new one at once.
     Cut,
+    /// The same with RST.
+    Reset,
+}
+
+impl Flow {
+    fn ends(self) -> bool {
+        matches!(self, Self::Cut | Self::Reset)
+    }
+}
+
+/// A flow for everybody, and one for connections whose client's first words have a text in them.
+#[derive(Debug, Clone)]
+struct Rules {
+    flow: Flow,
+    special: Option<(String, Flow)>,
+}
+
+impl Rules {
+    fn flow(&self, opening: &Opening) -> Flow {
+        match &self.special {
+            Some((text, flow)) if opening.has(text) => *flow,
+            _ => self.flow,
+        }
+    }
+}
+
+/// The first bytes of a client.
+#[derive(Debug, Clone, Default)]
+struct Opening(Arc<Mutex<Vec<u8>>>);
+
+impl Opening {
+    fn add(&self, bytes: &[u8]) {
+        let mut opening = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = OPENING.saturating_sub(opening.len()).min(bytes.len());
+        opening.extend_from_slice(&bytes[..room]);
+    }
+
+    fn has(&self, text: &str) -> bool {
+        let opening = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        opening.windows(text.len().max(1)).any(|window| window == text.as_bytes())
+    }
 }
 
 /// A TCP proxy on loopback between us and a server; ends when dropped.
 #[derive(Debug)]
 pub struct TcpProxy {
     port: u16,
-    flow: watch::Sender<Flow>,
+    rules: watch::Sender<Rules>,
     _stop: DropGuard,
 }
 
@@ -38,11 +91,11 @@ impl TcpProxy {
     pub async fn start(target: u16) -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let port = listener.local_addr()?.port();
-        let (flow, watched) = watch::channel(Flow::Open);
+        let (rules, watched) = watch::channel(Rules { flow: Flow::Open, special: None });
         let stop = CancellationToken::new();
         let accepting = accept(listener, SocketAddr::from(([127, 0, 0, 1], target)), watched);
         tokio::spawn(stop.clone().run_until_cancelled_owned(accepting));
-        Ok(Self { port, flow, _stop: stop.drop_guard() })
+        Ok(Self { port, rules, _stop: stop.drop_guard() })
     }
 
     /// The proxy's own port.
@@ -50,46 +103,102 @@ impl TcpProxy {
         self.port
     }
 
-    /// Changes what happens from now on.
+    /// Changes what happens to all connections from now on.
     pub fn set(&self, flow: Flow) {
-        self.flow.send_replace(flow);
+        self.rules.send_replace(Rules { flow, special: None });
+    }
+
+    /// Changes what happens from now on to connections whose client said `text` first: in PostgreSQL's start-up packet
+    /// are the user, the database, the application name, and `replication` of those that stream. All others are open.
+    pub fn set_where(&self, text: &str, flow: Flow) {
+        self.rules.send_replace(Rules { flow: Flow::Open, special: Some((text.to_owned(), flow)) });
     }
 }
 
-async fn accept(listener: TcpListener, target: SocketAddr, flow: watch::Receiver<Flow>) {
+async fn accept(listener: TcpListener, target: SocketAddr, rules: watch::Receiver<Rules>) {
     let connections = TaskTracker::new();
     while let Ok((client, _)) = listener.accept().await {
-        connections.spawn(connection(client, target, flow.clone()));
+        connections.spawn(connection(client, target, rules.clone()));
     }
 }
 
-async fn connection(client: TcpStream, target: SocketAddr, mut flow: watch::Receiver<Flow>) {
-    let mut cut = flow.clone();
-    let forwarding = async {
-        // A new connection in the freeze hangs, too.
-        flow.wait_for(|flow| *flow == Flow::Open).await.ok()?;
-        let server = TcpStream::connect(target).await.ok()?;
-        let ((client_read, client_write), (server_read, server_write)) = (client.into_split(), server.into_split());
-        tokio::join!(pump(client_read, server_write, flow.clone()), pump(server_read, client_write, flow));
-        Some(())
+async fn connection(client: TcpStream, target: SocketAddr, rules: watch::Receiver<Rules>) {
+    let opening = Opening::default();
+    let mut gate = Gate { rules, opening: opening.clone(), opens: None };
+    let mut end = gate.clone();
+    // A new connection in the freeze hangs, too.
+    let server = tokio::select! {
+        _ = end.wait(Flow::ends) => None,
+        _ = gate.wait(|flow| flow != Flow::Frozen) => TcpStream::connect(target).await.ok(),
+    };
+    let Some(server) = server else { return close(end.flow(), [&client]) };
+    let ((mut client_read, mut client_write), (mut server_read, mut server_write)) =
+        (client.into_split(), server.into_split());
+    let forth = Gate { opens: Some(opening), ..gate.clone() };
+    let both = async {
+        tokio::join!(pump(&mut client_read, &mut server_write, forth), pump(&mut server_read, &mut client_write, gate))
     };
     tokio::select! {
         // Also when the proxy is dropped.
-        _ = cut.wait_for(|flow| *flow == Flow::Cut) => {}
-        _ = forwarding => {}
+        _ = end.wait(Flow::ends) => {}
+        _ = both => {}
+    }
+    close(end.flow(), [client_read.as_ref(), server_read.as_ref()]);
+    // Dropping them would say goodbye before the reset.
+    client_write.forget();
+    server_write.forget();
+}
+
+/// The sockets close when they are dropped; the linger time decides how.
+fn close<const N: usize>(flow: Flow, sockets: [&TcpStream; N]) {
+    if flow == Flow::Reset {
+        for socket in sockets {
+            let _ = set_socket_linger(socket, Some(Duration::ZERO));
+        }
     }
 }
 
-async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut flow: watch::Receiver<Flow>) {
+/// What may pass, of one direction of a connection.
+#[derive(Clone)]
+struct Gate {
+    rules: watch::Receiver<Rules>,
+    opening: Opening,
+    /// Of the client's direction: where its first words go.
+    opens: Option<Opening>,
+}
+
+impl Gate {
+    fn flow(&self) -> Flow {
+        self.rules.borrow().flow(&self.opening)
+    }
+
+    /// Waits until the flow is as wanted; an error when the proxy is gone.
+    async fn wait(&mut self, wanted: impl Fn(Flow) -> bool) -> Result<Flow> {
+        let opening = self.opening.clone();
+        let rules = self.rules.wait_for(|rules| wanted(rules.flow(&opening))).await?;
+        Ok(rules.flow(&opening))
+    }
+
+    /// Waits while frozen.
+    async fn pass(&mut self) -> Result<Flow> {
+        self.wait(|flow| flow != Flow::Frozen).await
+    }
+}
+
+/// Forwards until one side ends; the other learns of it once the proxy isn't deaf.
+async fn pump(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, mut gate: Gate) -> Result<()> {
     let mut buffer = vec![0; 64 << 10];
     loop {
-        if flow.wait_for(|flow| *flow == Flow::Open).await.is_err() {
-            return;
+        gate.pass().await?;
+        let Ok(length @ 1..) = from.read(&mut buffer).await else { break };
+        if let Some(opening) = &gate.opens {
+            opening.add(&buffer[..length]);
         }
-        let Ok(length @ 1..) = from.read(&mut buffer).await else { return };
         // What arrived in the freeze waits, too.
-        if flow.wait_for(|flow| *flow == Flow::Open).await.is_err() || to.write_all(&buffer[..length]).await.is_err() {
-            return;
+        if gate.pass().await? != Flow::Blackhole && to.write_all(&buffer[..length]).await.is_err() {
+            break;
         }
     }
+    gate.wait(|flow| !matches!(flow, Flow::Deaf | Flow::Blackhole | Flow::Frozen)).await?;
+    Ok(to.shutdown().await?)
 }

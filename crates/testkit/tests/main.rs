@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use aura_testkit::{
-    Flow, Nats, Postgres, PostgresOptions, ProcessOptions, Shutdown, TcpProxy, children_of, eventually, is_running,
+    Flow, Nats, NatsOptions, Postgres, PostgresOptions, ProcessOptions, Shutdown, Squatter, SquatterOptions, TcpProxy,
+    children_of, eventually, is_running,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -87,4 +88,116 @@ async fn the_proxy_freezes_and_cuts() -> Result<()> {
     proxy.set(Flow::Cut);
     assert_eq!(client.read(&mut [0]).await.unwrap_or(0), 0);
     Ok(())
+}
+
+/// A connection through a fresh proxy: the client's end, the server's end, and the proxy.
+async fn through_a_proxy() -> Result<(TcpStream, TcpStream, TcpProxy)> {
+    let server = TcpListener::bind(("127.0.0.1", 0)).await?;
+    let proxy = TcpProxy::start(server.local_addr()?.port()).await?;
+    let client = TcpStream::connect(("127.0.0.1", proxy.port())).await?;
+    let (behind, _) = server.accept().await?;
+    Ok((client, behind, proxy))
+}
+
+async fn is_silent(socket: &mut TcpStream) -> bool {
+    tokio::time::timeout(Duration::from_millis(100), socket.read_u8()).await.is_err()
+}
+
+#[tokio::test]
+async fn the_proxy_swallows_what_is_sent() -> Result<()> {
+    let (mut client, mut behind, proxy) = through_a_proxy().await?;
+    proxy.set(Flow::Blackhole);
+    client.write_all(b"x").await?;
+    assert!(is_silent(&mut behind).await);
+    proxy.set(Flow::Open);
+    client.write_all(b"y").await?;
+    assert_eq!(behind.read_u8().await?, b'y', "x is gone for good");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_proxy_tells_nobody_of_a_close() -> Result<()> {
+    let (client, mut behind, proxy) = through_a_proxy().await?;
+    proxy.set(Flow::Deaf);
+    drop(client);
+    assert!(is_silent(&mut behind).await);
+    behind.write_all(b"the server doesn't notice").await?;
+    proxy.set(Flow::Open);
+    assert_eq!(behind.read(&mut [0]).await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_proxy_resets() -> Result<()> {
+    let (mut client, _behind, proxy) = through_a_proxy().await?;
+    proxy.set(Flow::Reset);
+    let error = client.read_u8().await.expect_err("the connection is gone");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_proxy_knows_connections_by_what_their_client_said_first() -> Result<()> {
+    let (mut open, mut behind_open, other) = through_a_proxy().await?;
+    let (mut client, mut behind, proxy) = through_a_proxy().await?;
+    for (client, behind) in [(&mut open, &mut behind_open), (&mut client, &mut behind)] {
+        client.write_all(b"replication").await?;
+        behind.read_exact(&mut [0; 11]).await?;
+    }
+    other.set_where("application", Flow::Frozen);
+    proxy.set_where("replication", Flow::Frozen);
+    for client in [&mut open, &mut client] {
+        client.write_all(b"x").await?;
+    }
+    assert_eq!(behind_open.read_u8().await?, b'x');
+    assert!(is_silent(&mut behind).await);
+    Ok(())
+}
+
+#[tokio::test]
+async fn nats_refuses_what_a_user_may_not_publish() -> Result<()> {
+    let nats = Nats::start_with(NatsOptions::default().user("ann", "secret", &["a.*"])).await?;
+    assert_eq!(nats.url_as("ann", "secret"), format!("nats://ann:secret@127.0.0.1:{}", nats.port()));
+    let mut socket = TcpStream::connect(("127.0.0.1", nats.port())).await?;
+    let hello = "CONNECT {\"user\":\"ann\",\"pass\":\"secret\",\"verbose\":false}\r\nPUB a.b 0\r\n\r\nPING\r\n";
+    socket.write_all(hello.as_bytes()).await?;
+    let mut said = String::new();
+    while !said.contains("PONG") {
+        let mut buffer = [0; 4096];
+        let length = socket.read(&mut buffer).await?;
+        assert!(length > 0, "{said}");
+        said += &String::from_utf8_lossy(&buffer[..length]);
+    }
+    assert!(said.contains("Permissions Violation for Publish to \"a.b\""), "{said}");
+    Ok(())
+}
+
+/// flow-control.md E2: no timeout frees a slot whose client only says that it is alive.
+#[tokio::test]
+async fn a_squatter_holds_a_slot_beyond_the_timeout_and_blocks_its_server() -> Result<()> {
+    let options = PostgresOptions::default().setting("wal_sender_timeout", "1s");
+    let postgres = Postgres::start_with(options).await?;
+    let sql = postgres.client("postgres").await?;
+    sql.batch_execute("create table t (v text)").await?;
+    sql.batch_execute("select pg_create_logical_replication_slot('s', 'test_decoding')").await?;
+    sql.batch_execute("insert into t select repeat('x', 1000) from generate_series(1, 20000)").await?;
+    let slot = postgres.slot("s").await?;
+    let squatter = Squatter::start(SquatterOptions {
+        port: postgres.port(),
+        database: "postgres".to_owned(),
+        slot: "s".to_owned(),
+        application_name: "somebody".to_owned(),
+        plugin_options: vec![("skip-empty-xacts".to_owned(), "1".to_owned())],
+    })
+    .await?;
+    let blocked = slot
+        .wait(SOON, |state| state.is_some_and(|state| state.wait_event.as_deref() == Some("WalSenderWriteData")))
+        .await?
+        .expect("it is there");
+    assert_eq!((blocked.application_name.as_deref(), blocked.flush), (Some("somebody"), None));
+    let ended = slot.wait(Duration::from_secs(3), |state| state.is_none_or(|state| !state.active)).await;
+    assert!(ended.is_err(), "three times the timeout, and it still holds the slot");
+    assert!(squatter.is_connected());
+    drop(squatter);
+    slot.wait_free(SOON).await
 }
