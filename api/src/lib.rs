@@ -2,7 +2,6 @@
 //! instances may run on one platform database.
 
 mod access;
-mod engine;
 mod error;
 mod openapi;
 mod paging;
@@ -13,7 +12,7 @@ mod state;
 mod toggle;
 
 use aura_bus::SharedBus;
-use aura_kit::Probes;
+use aura_kit::{Probes, ShutdownHandle};
 use aura_store::Store;
 use axum::Router;
 use secrecy::SecretString;
@@ -70,8 +69,15 @@ impl Api {
         self
     }
 
-    /// Every route: `/v1/…`, `/health`, `/ready`, `/metrics`, `/openapi.json`, `/docs`, `/studio`. Put
-    /// [`aura_kit::http::with_layers`] around it, after merging other routers.
+    /// Not ready from the instant in which `shutdown` is triggered.
+    #[must_use]
+    pub fn until(mut self, shutdown: &ShutdownHandle) -> Self {
+        self.state = self.state.until(shutdown);
+        self
+    }
+
+    /// Every route: `/v1/…`, `/health`, `/ready`, `/metrics`, `/openapi.json`, `/docs`, `/studio`. Served within
+    /// [`aura_kit::http::with_layers`], as [`aura_kit::http::Server`] does.
     pub fn router(&self) -> Router {
         routes::router(self.state.clone())
     }
@@ -81,6 +87,5 @@ impl Api {
     pub async fn run(&self, stop: CancellationToken) {
         let signals = self.state.progress().follow(self.state.store(), &stop);
         tokio::join!(signals, toggle::reconcile(&self.state, &stop));
-        self.state.drain();
     }
 }

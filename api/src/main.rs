@@ -1,14 +1,17 @@
 //! The control plane as a process of its own.
 
-use std::{net::SocketAddr, process::ExitCode};
+use std::{net::SocketAddr, process::ExitCode, time::Duration};
 
-use anyhow::{Context, bail};
+use anyhow::{Result, bail};
 use aura_api::{Api, ApiDeps, Settings};
-use aura_kit::{Configuration, PlatformArgs, PlatformKeyArgs, Problems, Shutdown, TelemetryArgs, config::ListenArgs};
+use aura_domain::EngineReport;
+use aura_kit::{
+    Cap, Component, Configuration, PlatformArgs, PlatformKeyArgs, Problems, ShutdownArgs, ShutdownHandle,
+    TelemetryArgs, config::ListenArgs, http, http::Server,
+};
 use aura_store::{MasterKey, Store};
 use clap::Parser;
 use secrecy::ExposeSecret;
-use tokio_util::task::TaskTracker;
 
 /// The control plane of aura-realtime: projects, sources, engines and the toggle that makes a table live.
 #[derive(Debug, Parser)]
@@ -25,6 +28,8 @@ struct Config {
     listening: ListenArgs,
     #[command(flatten)]
     telemetry: TelemetryArgs,
+    #[command(flatten)]
+    shutdown: ShutdownArgs,
 }
 
 impl Configuration for Config {
@@ -37,30 +42,44 @@ impl Configuration for Config {
         self.platform_key.check(self.platform.env, problems);
         self.listening.check(self.platform.env, "AURA_API_LISTEN", self.listen, problems);
     }
+
+    fn shutdown(&self) -> ShutdownArgs {
+        self.shutdown.clone()
+    }
 }
+
+/// Kept of the drain for what comes after the requests.
+const AFTER_REQUESTS: Duration = Duration::from_secs(2);
+/// Longest time for a background task to see that it shall end.
+const BACKGROUND: Duration = Duration::from_secs(1);
+/// Longest time for answers to leave.
+const LEAVE: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     aura_kit::run(serve)
 }
 
-async fn serve(config: Config, shutdown: Shutdown) -> anyhow::Result<ExitCode> {
-    let listener = aura_kit::http::bind(config.listen).await?;
-    let key = MasterKey::new(config.platform.master_key().expose_secret()).context("AURA_MASTER_KEY")?;
-    let store = Store::connect(config.platform.database_url(), key).await?;
-    if !store.schema_is_current().await? {
+async fn serve(config: Config, shutdown: ShutdownHandle) -> Result<Vec<EngineReport>> {
+    let listener = http::bind(config.listen).await.component("http")?;
+    let Some(api) = shutdown.unless_triggered(Box::pin(build(&config))).await else { return Ok(vec![]) };
+    let api = api?.until(&shutdown);
+    let (running, stop) = (api.clone(), shutdown.token());
+    let background = shutdown.spawn("background", async move { running.run(stop).await });
+    let server = Server::start(listener, api.router(), &shutdown)?;
+    shutdown.token().cancelled().await;
+    let phases = shutdown.phases();
+    phases.run("requests", Cap::Leaving(AFTER_REQUESTS), server.finished()).await;
+    phases.run("background", Cap::AtMost(BACKGROUND), background).await;
+    phases.run("leave", Cap::AtMost(LEAVE), server.close()).await;
+    Ok(vec![])
+}
+
+async fn build(config: &Config) -> Result<Api> {
+    let key = MasterKey::new(config.platform.master_key().expose_secret()).component("AURA_MASTER_KEY")?;
+    let store = Store::connect(config.platform.database_url(), key).await.component("platform database")?;
+    if !store.schema_is_current().await.component("platform database")? {
         bail!("the platform database is not migrated; run `aura-realtime migrate`");
     }
     let settings = Settings::new(config.platform_key.secret());
-    let api = Api::new(ApiDeps { store, bus: None, settings });
-    let tasks = TaskTracker::new();
-    let (background, stop) = (api.clone(), shutdown.token());
-    tasks.spawn(async move { background.run(stop).await });
-    tasks.close();
-    aura_kit::http::serve(listener, aura_kit::http::with_layers(api.router()), &shutdown).await?;
-    shutdown.trigger();
-    tokio::select! {
-        () = tasks.wait() => {}
-        () = shutdown.expired() => tracing::warn!("background tasks were still running at the deadline"),
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(Api::new(ApiDeps { store, bus: None, settings }))
 }

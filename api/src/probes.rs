@@ -14,9 +14,6 @@ pub(crate) fn of(state: &AppState) -> Option<Probes> {
 }
 
 async fn ready(state: AppState) -> Report {
-    if state.is_draining() {
-        return Report::failing(json!({"status": "draining"}));
-    }
     let status = match state.store().schema_is_current().await {
         Ok(true) => "ok",
         Ok(false) => "the platform database is not migrated",

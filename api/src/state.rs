@@ -1,10 +1,7 @@
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::Arc;
 
 use aura_bus::SharedBus;
-use aura_kit::Probes;
+use aura_kit::{Probes, ShutdownHandle};
 use aura_store::Store;
 
 use crate::{
@@ -28,7 +25,6 @@ struct Inner {
     locks: TableLocks,
     rate: ToggleRate,
     progress: Progress,
-    draining: AtomicBool,
 }
 
 impl AppState {
@@ -38,7 +34,6 @@ impl AppState {
             locks: TableLocks::default(),
             rate: ToggleRate::new(deps.settings.toggles_per_minute),
             progress: Progress::default(),
-            draining: AtomicBool::new(false),
             store: deps.store,
             bus: deps.bus,
             settings: deps.settings,
@@ -50,6 +45,10 @@ impl AppState {
 
     pub(crate) fn with_probes(self, probes: Probes) -> Self {
         Self { probes: Some(probes), ..self }
+    }
+
+    pub(crate) fn until(self, shutdown: &ShutdownHandle) -> Self {
+        Self { probes: self.probes.map(|probes| probes.until(shutdown)), ..self }
     }
 
     pub(crate) fn store(&self) -> &Store {
@@ -87,13 +86,5 @@ impl AppState {
     /// `None` if another recorder than ours is installed.
     pub(crate) fn probes(&self) -> Option<&Probes> {
         self.probes.as_ref()
-    }
-
-    pub(crate) fn drain(&self) {
-        self.inner.draining.store(true, Ordering::Relaxed);
-    }
-
-    pub(crate) fn is_draining(&self) -> bool {
-        self.inner.draining.load(Ordering::Relaxed)
     }
 }

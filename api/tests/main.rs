@@ -1,7 +1,6 @@
 //! The control plane on a real PostgreSQL, with a worker played by the test.
 
 mod document;
-mod engines;
 mod harness;
 mod keys;
 mod process;

@@ -4,24 +4,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use aura_store::migrate;
-use aura_testkit::{Postgres, ProcessOptions, Signal, eventually};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-};
+use aura_testkit::{Postgres, ProcessOptions, Signal, eventually, http_status};
 
 use crate::harness::SOON;
 
 fn binary() -> ProcessOptions {
     ProcessOptions::new(env!("CARGO_BIN_EXE_aura-api")).env("AURA_LOG", "info")
-}
-
-async fn status_line(port: u16, path: &str) -> Result<String> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
-    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    Ok(answer.lines().next().unwrap_or_default().to_owned())
 }
 
 #[tokio::test]
@@ -47,13 +35,15 @@ async fn it_refuses_an_unmigrated_database_serves_and_ends_at_sigterm() -> Resul
     early.line(SOON, |line| line.contains("aura-realtime migrate")).await?;
     migrate(&url).await?;
     let process = options.start()?;
-    let ready = || async { status_line(port, "/ready").await.is_ok_and(|line| line.contains(" 200 ")) };
+    let ready = || async { http_status(port, "/ready").await.is_ok_and(|status| status == 200) };
     eventually(SOON, ready).await?;
     let second = options.start()?;
     assert_eq!(second.wait(SOON).await?.code(), Some(1));
     let taken = format!("127.0.0.1:{port}: the port is taken");
     second.line(SOON, |line| line.contains(&taken)).await?;
     process.signal(Signal::TERM)?;
-    assert_eq!(process.wait(Duration::from_secs(5)).await?.code(), Some(0));
+    // R-SD-3
+    assert_eq!(process.wait(Duration::from_secs(1)).await?.code(), Some(0));
+    process.line(SOON, |line| line.contains("completed") && line.contains("requests 0 ms, background ")).await?;
     Ok(())
 }

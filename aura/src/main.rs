@@ -2,7 +2,7 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use aura_kit::{Configuration, Problems, Shutdown, TelemetryArgs, telemetry::LogFormat};
+use aura_kit::{Configuration, Problems, ShutdownArgs, ShutdownHandle, TelemetryArgs, telemetry::LogFormat};
 use clap::{Parser, Subcommand};
 
 mod dev;
@@ -46,23 +46,23 @@ impl Configuration for Cli {
         }
     }
 
-    fn drain_timeout(&self) -> Duration {
+    fn shutdown(&self) -> ShutdownArgs {
         match &self.command {
-            Command::Serve(options) => options.drain_timeout(),
+            Command::Serve(options) => options.shutdown(),
             // The engine's own time and a little for the rest.
-            _ => dev::DRAIN_TIMEOUT + Duration::from_secs(2),
+            _ => ShutdownArgs { drain_timeout: dev::DRAIN_TIMEOUT + Duration::from_secs(2), ..ShutdownArgs::default() },
         }
     }
 }
 
 fn main() -> ExitCode {
-    aura_kit::run(|cli: Cli, shutdown: Shutdown| async move {
+    aura_kit::run(|cli: Cli, shutdown: ShutdownHandle| async move {
         match cli.command {
             // Boxed: the undivided stack's future is large.
             Command::Dev(options) => Box::pin(dev::run(options, shutdown)).await,
             Command::Serve(options) => Box::pin(serve::run(options, shutdown)).await,
-            Command::Migrate(options) => migrate::run(options).await,
-            Command::Token(options) => token::run(options).await,
+            Command::Migrate(options) => migrate::run(options).await.map(|()| vec![]),
+            Command::Token(options) => token::run(options).await.map(|()| vec![]),
         }
     })
 }

@@ -1,5 +1,3 @@
-use std::process::ExitCode;
-
 use anyhow::{Context, Result};
 use secrecy::{ExposeSecret, SecretString};
 
@@ -11,13 +9,13 @@ pub(crate) struct MigrateOptions {
     database_url: SecretString,
 }
 
-pub(crate) async fn run(options: MigrateOptions) -> Result<ExitCode> {
+pub(crate) async fn run(options: MigrateOptions) -> Result<()> {
     let applied = aura_store::migrate(options.database_url.expose_secret()).await.context("the migration failed")?;
     for name in &applied {
         tracing::info!(migration = name, "applied");
     }
     println(&format!("{} applied, the platform database is up to date", applied.len()));
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 #[expect(clippy::print_stdout, reason = "the command's answer")]

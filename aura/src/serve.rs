@@ -1,8 +1,9 @@
-use std::{net::SocketAddr, process::ExitCode, time::Duration};
+use std::net::SocketAddr;
 
 use anyhow::Result;
-use aura_kit::{PlatformArgs, PlatformKeyArgs, Problems, Shutdown, config::ListenArgs};
-use aura_worker::{LeaseKind, WorkerArgs};
+use aura_domain::EngineReport;
+use aura_kit::{Component, PlatformArgs, PlatformKeyArgs, Problems, ShutdownArgs, ShutdownHandle, config::ListenArgs};
+use aura_worker::{LeaseKind, WorkerArgs, WorkerSettings};
 
 use crate::stack::{Lease, Stack, StackConfig};
 
@@ -20,12 +21,14 @@ pub(crate) struct ServeOptions {
     listen: SocketAddr,
     #[command(flatten)]
     listening: ListenArgs,
+    #[command(flatten)]
+    shutdown: ShutdownArgs,
 }
 
 impl ServeOptions {
-    /// How long the drain may take.
-    pub(crate) fn drain_timeout(&self) -> Duration {
-        self.worker.settings().drain_timeout
+    /// How it shuts down.
+    pub(crate) fn shutdown(&self) -> ShutdownArgs {
+        self.shutdown.clone()
     }
 
     /// Adds what is wrong.
@@ -37,21 +40,27 @@ impl ServeOptions {
     }
 }
 
-pub(crate) async fn run(options: ServeOptions, shutdown: Shutdown) -> Result<ExitCode> {
-    let listener = aura_kit::http::bind(options.listen).await?;
-    let stack = Stack::build(StackConfig {
-        platform_url: options.platform.database_url().to_owned().into(),
-        master_key: options.platform.master_key(),
-        platform_jwt_secret: options.platform_key.secret(),
-        nats_url: Some(options.platform.nats_url.clone()),
-        source: options.worker.shared_source(),
-        lease: match options.worker.lease_backend() {
-            LeaseKind::None => Lease::Ours,
-            LeaseKind::Auto | LeaseKind::Postgres => Lease::Shared,
-        },
-        worker: options.worker.settings(),
-    })
-    .await?;
-    stack.run(listener, shutdown).await?;
-    Ok(ExitCode::SUCCESS)
+pub(crate) async fn run(options: ServeOptions, shutdown: ShutdownHandle) -> Result<Vec<EngineReport>> {
+    let listener = aura_kit::http::bind(options.listen).await.component("http")?;
+    let Some(stack) = shutdown.unless_triggered(Box::pin(Stack::build(options.stack_config(), &shutdown))).await else {
+        return Ok(vec![]);
+    };
+    stack?.run(listener, &shutdown).await
+}
+
+impl ServeOptions {
+    fn stack_config(&self) -> StackConfig {
+        StackConfig {
+            platform_url: self.platform.database_url().to_owned().into(),
+            master_key: self.platform.master_key(),
+            platform_jwt_secret: self.platform_key.secret(),
+            nats_url: Some(self.platform.nats_url.clone()),
+            source: self.worker.shared_source(),
+            lease: match self.worker.lease_backend() {
+                LeaseKind::None => Lease::Ours,
+                LeaseKind::Auto | LeaseKind::Postgres => Lease::Shared,
+            },
+            worker: WorkerSettings { drain_timeout: self.shutdown.drain_timeout, ..self.worker.settings() },
+        }
+    }
 }

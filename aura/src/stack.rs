@@ -1,13 +1,17 @@
 //! Api, front and worker composed into one process.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use aura_api::{Api, ApiDeps};
 use aura_auth::{KEY_LIFETIME, Minter};
 use aura_bus::{MemoryBus, NatsBus, NatsOptions, SharedBus};
+use aura_domain::EngineReport;
 use aura_front::{Front, FrontDeps, FrontSettings};
-use aura_kit::{Metrics, Probes, Report, Shutdown};
+use aura_kit::{
+    Cap, Component, Metrics, Probes, Report, ShutdownHandle,
+    http::{Server, with_layers},
+};
 use aura_store::{MasterKey, NewSource, PostgresLease, Store};
 use aura_worker::{Worker, WorkerDeps, WorkerSettings, WorkerStatus};
 use axum::{Router, body::Body};
@@ -15,7 +19,7 @@ use http::{Request, header};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 /// Where everything is, and the keys to it.
@@ -31,6 +35,9 @@ pub(crate) struct StackConfig {
     pub(crate) lease: Lease,
     pub(crate) worker: WorkerSettings,
 }
+
+/// Longest time for answers to leave and connections to be given back.
+const LEAVE: Duration = Duration::from_millis(500);
 
 /// Who may run engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,11 +63,11 @@ impl Stack {
     ///
     /// # Errors
     /// One of them can't be reached, or the schema isn't current.
-    pub(crate) async fn build(config: StackConfig) -> Result<Self> {
-        let key = MasterKey::new(config.master_key.expose_secret()).context("AURA_MASTER_KEY")?;
+    pub(crate) async fn build(config: StackConfig, shutdown: &ShutdownHandle) -> Result<Self> {
+        let key = MasterKey::new(config.master_key.expose_secret()).component("AURA_MASTER_KEY")?;
         let sub_id_key = key.sub_id_key();
-        let store = Store::connect(config.platform_url.expose_secret(), key).await.context("platform database")?;
-        let current = store.schema_is_current().await?;
+        let store = Store::connect(config.platform_url.expose_secret(), key).await.component("platform database")?;
+        let current = store.schema_is_current().await.component("platform database")?;
         ensure!(current, "the platform database isn't migrated: run `aura-realtime migrate`");
         if let Some(source) = config.source {
             store.upsert_source(source).await.context("can't register the source `shared`")?;
@@ -72,8 +79,8 @@ impl Stack {
         let front = Front::new(deps);
         let settings = aura_api::Settings::new(config.platform_jwt_secret.clone());
         let api = Api::new(ApiDeps { store: store.clone(), bus: Some(bus), settings });
-        let api = api.with_probes(probes(&store, &worker)?);
-        let router = aura_kit::http::with_layers(api.router().merge(front.router()));
+        let api = api.with_probes(probes(&store, &worker)?.until(shutdown));
+        let router = api.router().merge(front.router());
         Ok(Self { store, api, front, worker, router, platform_jwt_secret: config.platform_jwt_secret })
     }
 
@@ -89,7 +96,7 @@ impl Stack {
 
     /// A client that calls this stack's api without the network.
     pub(crate) fn api_client(&self) -> ApiClient {
-        ApiClient(self.router.clone())
+        ApiClient(with_layers(self.router.clone()))
     }
 
     /// What the worker tells of its engines.
@@ -104,39 +111,29 @@ impl Stack {
     }
 
     /// Serves until the shutdown, then drains: sockets are closed, the engine confirms its position, the api finishes.
-    pub(crate) async fn run(self, listener: TcpListener, shutdown: Shutdown) -> Result<()> {
-        let tasks = TaskTracker::new();
-        let stop = shutdown.token();
-        // The front outlives its sockets, which outlive the trigger.
-        let sockets_closed = CancellationToken::new();
+    pub(crate) async fn run(self, listener: TcpListener, shutdown: &ShutdownHandle) -> Result<Vec<EngineReport>> {
+        let (stop, sockets_closed) = (shutdown.token(), CancellationToken::new());
         let (worker, api, front) = (self.worker, self.api, self.front.clone());
-        tasks.spawn(worker.run(stop.clone()));
-        tasks.spawn({
-            let stop = stop.clone();
-            async move { api.run(stop).await }
-        });
-        tasks.spawn({
-            let stop = sockets_closed.clone();
-            async move { front.run(stop).await }
-        });
-        tasks.close();
-        let serving = aura_kit::http::serve(listener, self.router, &shutdown);
-        let draining = async {
-            stop.cancelled().await;
-            self.front.drain().await;
+        let engines = shutdown.spawn("engines", worker.run(stop.clone()));
+        let stopped = stop.clone();
+        let api = shutdown.spawn("api", async move { api.run(stopped).await });
+        // The front outlives its sockets, which outlive the trigger.
+        let stopped = sockets_closed.clone();
+        let front = shutdown.spawn("front", async move { front.run(stopped).await });
+        let server = Server::start(listener, self.router, shutdown)?;
+        stop.cancelled().await;
+        let phases = shutdown.phases();
+        let sockets = async {
+            self.front.drain(shutdown).await;
             sockets_closed.cancel();
+            front.await
         };
-        let (served, ()) = tokio::join!(serving, draining);
-        let ending = async {
-            tasks.wait().await;
-            // The database may be stopped next.
-            self.store.pool().close().await;
-        };
-        tokio::select! {
-            () = ending => {}
-            () = shutdown.expired() => tracing::warn!("components were still draining at the deadline"),
-        }
-        Ok(served?)
+        let components = async { tokio::join!(engines, api, sockets, server.finished()) };
+        phases.run("components", Cap::Leaving(LEAVE), components).await;
+        // The database may be stopped next.
+        let leaving = async { tokio::join!(server.close(), self.store.pool().close()) };
+        phases.run("leave", Cap::AtMost(LEAVE), leaving).await;
+        Ok(vec![])
     }
 }
 
@@ -144,7 +141,10 @@ async fn bus(url: Option<SecretString>) -> Result<SharedBus> {
     match url.as_ref().map(|url| url.expose_secret()) {
         None | Some("memory:") => Ok(Arc::new(MemoryBus::new())),
         Some(url) => {
-            let bus = NatsBus::connect(NatsOptions::new(url, "aura-realtime")).await.context("can't reach NATS")?;
+            let bus = NatsBus::connect(NatsOptions::new(url, "aura-realtime"))
+                .await
+                .context("can't reach NATS")
+                .component("bus")?;
             Ok(Arc::new(bus))
         }
     }

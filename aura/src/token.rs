@@ -1,4 +1,4 @@
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use aura_auth::{KeyRole, Minter};
@@ -64,7 +64,7 @@ struct Secrets {
     platform_jwt_secret: Option<SecretString>,
 }
 
-pub(crate) async fn run(options: TokenOptions) -> Result<ExitCode> {
+pub(crate) async fn run(options: TokenOptions) -> Result<()> {
     let secrets = options.secrets()?;
     let lifetime = Duration::from_secs(options.lifetime);
     let token = match options.role {
@@ -81,7 +81,7 @@ pub(crate) async fn run(options: TokenOptions) -> Result<ExitCode> {
         }
     };
     print(&token);
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 impl TokenOptions {

@@ -5,12 +5,14 @@ use std::sync::{
 
 use aura_bus::SharedBus;
 use aura_domain::SubIdKey;
+use aura_kit::ShutdownHandle;
 use axum::{Router, routing::get};
+use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    hub::HubRunner, identity::Authenticator, registrar::Registrar, settings::FrontSettings, socket, sse,
-    store_auth::StoreAuthenticator,
+    departure::Departure, hub::HubRunner, identity::Authenticator, registrar::Registrar, settings::FrontSettings,
+    socket, sse, store_auth::StoreAuthenticator,
 };
 
 /// What a front needs of others.
@@ -33,8 +35,8 @@ pub(crate) struct Shared {
     pub(crate) registrar: Registrar,
     pub(crate) sub_id_key: SubIdKey,
     pub(crate) settings: FrontSettings,
-    /// Cancelled when sockets are to be closed.
-    pub(crate) drain: CancellationToken,
+    /// When sockets and streams are to be closed.
+    pub(crate) departure: Departure,
     /// Sockets and streams.
     pub(crate) tracker: TaskTracker,
     channels: AtomicU64,
@@ -47,7 +49,7 @@ impl Shared {
     }
 
     pub(crate) fn draining(&self) -> bool {
-        self.drain.is_cancelled()
+        self.departure.has_begun()
     }
 }
 
@@ -92,7 +94,7 @@ impl Front {
             registrar,
             sub_id_key,
             settings,
-            drain: CancellationToken::new(),
+            departure: Departure::default(),
             tracker: TaskTracker::new(),
             channels: AtomicU64::new(0),
         };
@@ -119,11 +121,18 @@ impl Front {
         self.background.wait().await;
     }
 
-    /// Closes all sockets (1012, "service restart") and streams, refuses new ones, and returns when all are gone; each has
-    /// a bounded time for that.
-    pub async fn drain(&self) {
-        self.shared.drain.cancel();
+    /// Closes all sockets (1012, "service restart") and streams, refuses new ones, and returns when all are gone. They
+    /// leave one after the other, over at most half of the time until the shutdown's deadline (R-FRT-8); when that moves,
+    /// all at once.
+    pub async fn drain(&self, shutdown: &ShutdownHandle) {
+        let mut deadlines = shutdown.deadlines();
+        let left = deadlines.borrow_and_update().map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        self.shared.departure.begin(self.connections(), left.unwrap_or_default() / 2);
         self.shared.tracker.close();
+        tokio::select! {
+            () = self.shared.tracker.wait() => return,
+            _ = deadlines.changed() => self.shared.departure.hurry(),
+        }
         self.shared.tracker.wait().await;
     }
 

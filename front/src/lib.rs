@@ -1,6 +1,7 @@
 //! The front: Supabase Realtime's wire over WebSocket and an event stream over HTTP, fed by the bus (design §10).
 
 mod clock;
+mod departure;
 mod front;
 mod hub;
 mod identity;

@@ -1,12 +1,14 @@
 //! The front's binary.
 
-use std::{net::SocketAddr, process::ExitCode, sync::Arc};
+use std::{net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
-use anyhow::Context;
+use anyhow::Result;
 use aura_bus::{NatsBus, NatsOptions, SharedBus};
+use aura_domain::EngineReport;
 use aura_front::{Front, FrontDeps, FrontSettings};
 use aura_kit::{
-    Configuration, Metrics, PlatformArgs, Probes, Problems, Report, Shutdown, TelemetryArgs, config::ListenArgs, http,
+    Cap, Component, Configuration, Metrics, PlatformArgs, Probes, Problems, Report, ShutdownArgs, ShutdownHandle,
+    TelemetryArgs, config::ListenArgs, http, http::Server,
 };
 use aura_store::{MasterKey, Store};
 use clap::Parser;
@@ -27,6 +29,8 @@ struct Config {
     /// Address of the sockets, and of /health, /ready and /metrics.
     #[arg(long, env = "AURA_FRONT_LISTEN", default_value = "127.0.0.1:8081")]
     listen: SocketAddr,
+    #[command(flatten)]
+    shutdown: ShutdownArgs,
 }
 
 impl Configuration for Config {
@@ -38,54 +42,68 @@ impl Configuration for Config {
         self.platform.check(problems);
         self.listener.check(self.platform.env, "AURA_FRONT_LISTEN", self.listen, problems);
     }
+
+    fn shutdown(&self) -> ShutdownArgs {
+        self.shutdown.clone()
+    }
 }
+
+/// Kept of the drain for what comes after the sockets.
+const AFTER_SOCKETS: Duration = Duration::from_secs(2);
+/// Longest time for leaving the workers' lists.
+const BACKGROUND: Duration = Duration::from_secs(1);
+/// Longest time for answers to leave.
+const LEAVE: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     aura_kit::run(run)
 }
 
-async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<ExitCode> {
-    let metrics = Metrics::install().context("metrics")?;
-    let key = MasterKey::new(config.platform.master_key().expose_secret()).context("AURA_MASTER_KEY")?;
+async fn run(config: Config, shutdown: ShutdownHandle) -> Result<Vec<EngineReport>> {
+    let Some(parts) = shutdown.unless_triggered(Box::pin(build(&config, &shutdown))).await else { return Ok(vec![]) };
+    let (front, server) = parts?;
+    let (running, stop) = (front.clone(), CancellationToken::new());
+    let stopped = stop.clone();
+    let background = shutdown.spawn("background", async move { running.run(stopped).await });
+    shutdown.token().cancelled().await;
+    let phases = shutdown.phases();
+    let sockets = async { tokio::join!(server.finished(), front.drain(&shutdown)) };
+    if phases.run("sockets", Cap::Leaving(AFTER_SOCKETS), sockets).await.is_none() {
+        tracing::warn!(open = front.connections(), "sockets were still open");
+    }
+    stop.cancel();
+    phases.run("background", Cap::AtMost(BACKGROUND), background).await;
+    phases.run("leave", Cap::AtMost(LEAVE), server.close()).await;
+    Ok(vec![])
+}
+
+async fn build(config: &Config, shutdown: &ShutdownHandle) -> Result<(Front, Server)> {
+    let metrics = Metrics::install().component("metrics")?;
+    let key = MasterKey::new(config.platform.master_key().expose_secret()).component("AURA_MASTER_KEY")?;
     let sub_id_key = key.sub_id_key();
-    let store = Store::connect(config.platform.database_url(), key).await.context("platform database")?;
+    let store = Store::connect(config.platform.database_url(), key).await.component("platform database")?;
     anyhow::ensure!(
-        store.schema_is_current().await?,
+        store.schema_is_current().await.component("platform database")?,
         "the platform database isn't migrated: run `aura-realtime migrate`"
     );
     let nats = NatsOptions::new(config.platform.nats_url(), "aura-realtime-ws-front");
-    let bus: SharedBus = Arc::new(NatsBus::connect(nats).await.context("bus")?);
+    let bus: SharedBus = Arc::new(NatsBus::connect(nats).await.component("bus")?);
     let settings = FrontSettings::default();
     let front = Front::new(FrontDeps { store: store.clone(), bus: Arc::clone(&bus), sub_id_key, settings });
-    let probes = probes(metrics, store, bus, front.clone(), shutdown.clone());
-    let router = http::with_layers(front.router().merge(probes.router()));
-    let listener = http::bind(config.listen).await?;
-    let stop = CancellationToken::new();
-    let serving = http::serve(listener, router, &shutdown);
-    let (served, (), ()) = tokio::join!(serving, front.run(stop.clone()), drain(&front, &shutdown, stop));
-    served?;
-    Ok(ExitCode::SUCCESS)
+    let probes = probes(metrics, store, bus, front.clone()).until(shutdown);
+    let listener = http::bind(config.listen).await.component("http")?;
+    let server = Server::start(listener, front.router().merge(probes.router()), shutdown)?;
+    Ok((front, server))
 }
 
-/// Closes the sockets when the shutdown starts, then ends the background work; at the shutdown's deadline either way.
-async fn drain(front: &Front, shutdown: &Shutdown, stop: CancellationToken) {
-    shutdown.token().cancelled().await;
-    tokio::select! {
-        () = front.drain() => {}
-        () = shutdown.expired() => tracing::warn!(open = front.connections(), "sockets were still open at the deadline"),
-    }
-    stop.cancel();
-}
-
-fn probes(metrics: Metrics, store: Store, bus: SharedBus, front: Front, shutdown: Shutdown) -> Probes {
+fn probes(metrics: Metrics, store: Store, bus: SharedBus, front: Front) -> Probes {
     let health = move || std::future::ready(Report::ok(json!({"status": "ok", "connections": front.connections()})));
     let ready = move || {
-        let (store, bus, draining) = (store.clone(), Arc::clone(&bus), shutdown.is_triggered());
+        let (store, bus) = (store.clone(), Arc::clone(&bus));
         async move {
             let (database, bus) = (store.ping().await.is_ok(), bus.state().borrow().connected);
-            let body = json!({"draining": draining, "platform_database": database, "bus": bus});
             // A bus that is away takes no socket from anybody (R-FRT-4), so it isn't asked here.
-            if database && !draining { Report::ok(body) } else { Report::failing(body) }
+            Report { ok: database, body: json!({"platform_database": database, "bus": bus}) }
         }
     };
     Probes::new(metrics).health(health).ready(ready)

@@ -127,6 +127,8 @@ struct EventStream {
     deadline: i64,
     expires: i64,
     written: usize,
+    /// Ends when it is this stream's turn to leave.
+    turn: BoxFuture<'static, ()>,
     /// The first word on the binding was said.
     opened: bool,
     ended: bool,
@@ -147,7 +149,7 @@ impl EventStream {
         let key = &shared.sub_id_key;
         let registration = Registration::new(&hub, &shared.registrar, key, identity, &[binding], &sink);
         let settled = tokio::time::timeout_at(hold, registration.settled()).await.ok();
-        let tracked = shared.tracker.token();
+        let (tracked, turn) = (shared.tracker.token(), shared.departure.clone().turn().boxed());
         let mut stream = Self {
             shared,
             outbox,
@@ -157,6 +159,7 @@ impl EventStream {
             deadline: clock::deadline(identity.expires),
             expires: identity.expires,
             written: 0,
+            turn,
             opened: false,
             ended: false,
             _tracked: tracked,
@@ -228,7 +231,7 @@ impl EventStream {
             biased;
             batch = timeout(self.shared.settings.sse_comment, self.outbox.next()) => batch.map_or(Step::Comment, Step::Write),
             settled = settling => Step::Settled(settled),
-            () = self.shared.drain.cancelled(), if !self.ended => Step::Draining,
+            () = &mut self.turn, if !self.ended => Step::Draining,
             () = tokio::time::sleep(left), if !self.ended => {
                 if clock::now() >= self.deadline { Step::Expired } else { Step::Comment }
             }

@@ -17,10 +17,17 @@ pub struct Split {
     pub nats: Nats,
     /// The worker; see [`Self::start_worker`].
     pub worker: Process,
-    api: Process,
-    front: Process,
+    /// The control plane.
+    pub api: Process,
+    /// The front.
+    pub front: Process,
+    /// Where the api listens.
+    pub api_port: u16,
+    /// Where the front listens.
+    pub front_port: u16,
+    /// `ws://…/realtime/v1`.
+    pub ws_url: String,
     api_url: String,
-    ws_url: String,
     worker_url: String,
     worker_command: ProcessOptions,
 }
@@ -52,6 +59,8 @@ impl Split {
             worker,
             api,
             front,
+            api_port,
+            front_port,
             api_url: format!("http://127.0.0.1:{api_port}"),
             ws_url: format!("ws://127.0.0.1:{front_port}/realtime/v1"),
             worker_url: format!("http://127.0.0.1:{worker_port}"),

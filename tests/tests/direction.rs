@@ -11,8 +11,7 @@ use serde_json::Value;
 /// What a crate may import from the workspace, beside the test kit in its tests.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("aura-domain", &[]),
-    ("aura-kit", &[]),
-    ("aura-flow", &["domain"]),
+    ("aura-kit", &["domain"]),
     ("aura-wire", &["domain"]),
     ("aura-pgsource", &["domain"]),
     ("aura-lease", &["domain"]),
@@ -20,7 +19,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("aura-store", &["domain", "lease"]),
     ("aura-bus", &["domain", "wire"]),
     ("aura-api", &["domain", "pgsource", "lease", "store", "bus", "auth", "kit"]),
-    ("aura-worker", &["domain", "flow", "wire", "pgsource", "lease", "store", "bus", "kit"]),
+    ("aura-worker", &["domain", "wire", "pgsource", "lease", "store", "bus", "kit"]),
     ("aura-front", &["domain", "wire", "pgsource", "store", "bus", "auth", "kit"]),
     ("aura-testkit", &[]),
     // The undivided binary alone composes the others.

@@ -10,3 +10,4 @@ mod load;
 mod names;
 mod plugin;
 mod serve;
+mod shutdown;

@@ -53,9 +53,6 @@ pub struct WorkerArgs {
     /// Smallest distance of two advances of the confirmed position, in milliseconds.
     #[arg(long, env = "CDC_ADVANCE_INTERVAL_MS", default_value_t = 100)]
     advance_interval_ms: u64,
-    /// Time for draining on shutdown, in seconds, with or without s; keep it below the pod's grace period.
-    #[arg(long, env = "CDC_DRAIN_TIMEOUT", default_value = "25s", value_parser = seconds)]
-    drain_timeout: Duration,
     /// Where leases are kept.
     #[arg(long, env = "LEASE_BACKEND", default_value = "auto", value_enum)]
     lease_backend: LeaseKind,
@@ -93,7 +90,7 @@ impl WorkerArgs {
         })
     }
 
-    /// The knobs.
+    /// The knobs; the drain's time is the process's.
     pub fn settings(&self) -> WorkerSettings {
         WorkerSettings {
             filter_refresh: Duration::from_millis(self.filter_refresh_ms),
@@ -101,7 +98,6 @@ impl WorkerArgs {
             memory_quota: self.memory_quota,
             max_engines: self.max_engines,
             advance_interval: Duration::from_millis(self.advance_interval_ms),
-            drain_timeout: self.drain_timeout,
             lease_duration: Duration::from_secs(self.lease_duration_secs),
             ..WorkerSettings::default()
         }
@@ -120,23 +116,15 @@ fn bytes(text: &str) -> Result<usize, String> {
     number.checked_mul(unit).ok_or_else(|| "too large".to_owned())
 }
 
-/// `25s`, `25`.
-fn seconds(text: &str) -> Result<Duration, String> {
-    let digits = text.strip_suffix('s').unwrap_or(text);
-    digits.parse().map(Duration::from_secs).map_err(|_| "a number of seconds".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_times_have_units() {
+    fn sizes_have_units() {
         assert_eq!(bytes("256MiB"), Ok(256 << 20));
         assert_eq!(bytes("1MB"), Ok(1_000_000));
         assert_eq!(bytes("17"), Ok(17));
         assert!(bytes("lots").is_err());
-        assert_eq!(seconds("25s"), Ok(Duration::from_secs(25)));
-        assert!(seconds("25m").is_err());
     }
 }

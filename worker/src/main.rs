@@ -2,12 +2,16 @@
 
 use std::{net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
-use anyhow::Context;
+use anyhow::{Context, Result};
 use aura_bus::{NatsBus, NatsOptions, SharedBus};
-use aura_kit::{Configuration, Metrics, PlatformArgs, Probes, Problems, Report, Shutdown, TelemetryArgs, http};
+use aura_domain::EngineReport;
+use aura_kit::{
+    Cap, Component, Configuration, Metrics, PlatformArgs, Probes, Problems, Report, ShutdownArgs, ShutdownHandle,
+    TelemetryArgs, http, http::Server,
+};
 use aura_lease::{LeaseBackend, NoLease};
 use aura_store::{MasterKey, PostgresLease, Store};
-use aura_worker::{LeaseKind, Worker, WorkerArgs, WorkerDeps, WorkerStatus};
+use aura_worker::{LeaseKind, Worker, WorkerArgs, WorkerDeps, WorkerSettings, WorkerStatus};
 use axum::{Router, routing::get};
 use clap::Parser;
 use secrecy::ExposeSecret;
@@ -26,6 +30,8 @@ struct Config {
     /// Address of /health, /ready, /metrics and /status.
     #[arg(long, env = "AURA_WORKER_LISTEN", default_value = "127.0.0.1:8082")]
     listen: SocketAddr,
+    #[command(flatten)]
+    shutdown: ShutdownArgs,
 }
 
 impl Configuration for Config {
@@ -38,19 +44,33 @@ impl Configuration for Config {
         self.worker.check(problems);
     }
 
-    fn drain_timeout(&self) -> Duration {
-        self.worker.settings().drain_timeout
+    fn shutdown(&self) -> ShutdownArgs {
+        self.shutdown.clone()
     }
 }
+
+/// Longest time for answers to leave.
+const LEAVE: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     aura_kit::run(run)
 }
 
-async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<ExitCode> {
-    let metrics = Metrics::install().context("metrics")?;
-    let key = MasterKey::new(config.platform.master_key().expose_secret()).context("AURA_MASTER_KEY")?;
-    let store = Store::connect(config.platform.database_url(), key).await.context("platform database")?;
+async fn run(config: Config, shutdown: ShutdownHandle) -> Result<Vec<EngineReport>> {
+    let Some(parts) = shutdown.unless_triggered(Box::pin(build(&config, &shutdown))).await else { return Ok(vec![]) };
+    let (worker, server) = parts?;
+    let engines = shutdown.spawn("engines", worker.run(shutdown.token()));
+    shutdown.token().cancelled().await;
+    let phases = shutdown.phases();
+    phases.run("engines", Cap::Leaving(LEAVE), engines).await;
+    phases.run("leave", Cap::AtMost(LEAVE), server.close()).await;
+    Ok(vec![])
+}
+
+async fn build(config: &Config, shutdown: &ShutdownHandle) -> Result<(Worker, Server)> {
+    let metrics = Metrics::install().component("metrics")?;
+    let key = MasterKey::new(config.platform.master_key().expose_secret()).component("AURA_MASTER_KEY")?;
+    let store = Store::connect(config.platform.database_url(), key).await.component("platform database")?;
     anyhow::ensure!(
         store.schema_is_current().await?,
         "the platform database isn't migrated: run `aura-realtime migrate`"
@@ -59,40 +79,31 @@ async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<ExitCode> {
         store.upsert_source(source).await.context("registering the source `shared`")?;
     }
     let nats = NatsOptions::new(config.platform.nats_url(), "aura-realtime-cdc-worker");
-    let bus: SharedBus = Arc::new(NatsBus::connect(nats).await.context("bus")?);
+    let bus: SharedBus = Arc::new(NatsBus::connect(nats).await.component("bus")?);
     let lease: Arc<dyn LeaseBackend> = match config.worker.lease_backend() {
         LeaseKind::None => Arc::new(NoLease),
         LeaseKind::Auto | LeaseKind::Postgres => Arc::new(PostgresLease::new(&store)),
     };
-    let worker = Worker::new(WorkerDeps {
-        store: store.clone(),
-        bus: Arc::clone(&bus),
-        lease,
-        settings: config.worker.settings(),
-    });
-    let router = router(metrics, worker.status(), store, bus, shutdown.clone());
-    let listener = http::bind(config.listen).await?;
-    let serving = http::serve(listener, router, &shutdown);
-    let running = worker.run(shutdown.token());
-    let (served, ()) = tokio::join!(serving, running);
-    served?;
-    Ok(ExitCode::SUCCESS)
+    let settings = WorkerSettings { drain_timeout: config.shutdown.drain_timeout, ..config.worker.settings() };
+    let worker = Worker::new(WorkerDeps { store: store.clone(), bus: Arc::clone(&bus), lease, settings });
+    let router = router(probes(metrics, worker.status(), store, bus).until(shutdown), worker.status());
+    let listener = http::bind(config.listen).await.component("http")?;
+    Ok((worker, Server::start(listener, router, shutdown)?))
 }
 
-fn router(metrics: Metrics, status: WorkerStatus, store: Store, bus: SharedBus, shutdown: Shutdown) -> Router {
-    let health = {
-        let status = status.clone();
-        move || std::future::ready(Report::ok(status.report()))
-    };
+fn router(probes: Probes, status: WorkerStatus) -> Router {
+    probes.router().route("/status", get(move || std::future::ready(axum::Json(status.report()))))
+}
+
+fn probes(metrics: Metrics, status: WorkerStatus, store: Store, bus: SharedBus) -> Probes {
+    let health = move || std::future::ready(Report::ok(status.report()));
     let ready = move || {
-        let (store, bus, draining) = (store.clone(), Arc::clone(&bus), shutdown.is_triggered());
+        let (store, bus) = (store.clone(), Arc::clone(&bus));
         async move {
             // A standby is ready: else a rolling update waits for the slot that the old pod holds (F.11).
             let (database, bus) = (store.ping().await.is_ok(), bus.state().borrow().connected);
-            let body = json!({"draining": draining, "platform_database": database, "bus": bus});
-            if database && bus && !draining { Report::ok(body) } else { Report::failing(body) }
+            Report { ok: database && bus, body: json!({"platform_database": database, "bus": bus}) }
         }
     };
-    let probes = Probes::new(metrics).health(health).ready(ready);
-    probes.router().route("/status", get(move || std::future::ready(axum::Json(status.report()))))
+    Probes::new(metrics).health(health).ready(ready)
 }

@@ -2,12 +2,12 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
-    process::ExitCode,
     time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow};
-use aura_kit::Shutdown;
+use aura_domain::EngineReport;
+use aura_kit::ShutdownHandle;
 use aura_store::{NewSource, Store};
 use aura_worker::{WorkerSettings, WorkerStatus};
 use secrecy::ExposeSecret;
@@ -45,7 +45,7 @@ use summary::DevFile;
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Starts everything, runs until Ctrl-C (or, with `--once`, until the first event), stops everything.
-pub(crate) async fn run(options: DevOptions, shutdown: Shutdown) -> Result<ExitCode> {
+pub(crate) async fn run(options: DevOptions, shutdown: ShutdownHandle) -> Result<Vec<EngineReport>> {
     let started = Instant::now();
     let screen = Screen::new(options.json);
     let user = User::to_drop_to()?;
@@ -75,9 +75,9 @@ pub(crate) async fn run(options: DevOptions, shutdown: Shutdown) -> Result<ExitC
     if let Some(cluster) = cluster {
         cluster.stop().await?;
     }
-    outcome.map_err(existing::explain)?;
+    let engines = outcome.map_err(existing::explain)?;
     screen.note("stopped", "stopped, nothing is left running");
-    Ok(ExitCode::SUCCESS)
+    Ok(engines)
 }
 
 async fn listen(port: u16) -> Result<TcpListener> {
@@ -126,10 +126,15 @@ struct Session {
 }
 
 impl Session {
-    async fn run(&self, dir: &mut DataDir, listener: TcpListener, shutdown: &Shutdown) -> Result<()> {
+    async fn run(
+        &self,
+        dir: &mut DataDir,
+        listener: TcpListener,
+        shutdown: &ShutdownHandle,
+    ) -> Result<Vec<EngineReport>> {
         let origin = format!("http://{}", listener.local_addr()?);
         aura_store::migrate(&self.urls.platform).await.context("can't migrate the platform database")?;
-        let stack = Stack::build(self.stack_config()?).await?;
+        let stack = Stack::build(self.stack_config()?, shutdown).await?;
         let handles = Handles {
             store: stack.store().clone(),
             api: stack.api_client(),
@@ -137,7 +142,7 @@ impl Session {
             worker: stack.worker_status(),
             watched: Box::new(stack.watched_by_others()),
         };
-        let serving = stack.run(listener, shutdown.clone());
+        let serving = stack.run(listener, shutdown);
         let using = async {
             let outcome = self.use_stack(dir, handles, &origin, shutdown).await;
             // Also on errors: whoever waits for the end of serving must get it.
@@ -170,7 +175,13 @@ impl Session {
         })
     }
 
-    async fn use_stack(&self, dir: &mut DataDir, stack: Handles, origin: &str, shutdown: &Shutdown) -> Result<()> {
+    async fn use_stack(
+        &self,
+        dir: &mut DataDir,
+        stack: Handles,
+        origin: &str,
+        shutdown: &ShutdownHandle,
+    ) -> Result<()> {
         let stop = shutdown.token();
         let demo = match self.options.no_demo {
             true => None,

@@ -5,15 +5,17 @@ use std::{any::Any, net::SocketAddr};
 use axum::{
     Router,
     body::Body,
-    extract::{DefaultBodyLimit, Request},
+    extract::{DefaultBodyLimit, Request, State},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     serve::ListenerExt,
 };
-use tokio::{net::TcpListener, time::Instant};
+use http::{HeaderValue, Version, header};
+use tokio::{net::TcpListener, task::JoinHandle, time::Instant};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower_http::catch_panic::CatchPanicLayer;
 
-use crate::{Code, Problem, Shutdown, request_id};
+use crate::{Code, Failure, Problem, ShutdownHandle, request_id};
 
 /// Largest body in bytes unless a route says otherwise.
 pub const BODY_LIMIT: usize = 1024 * 1024;
@@ -85,22 +87,82 @@ async fn log_request(request: Request, next: Next) -> Response {
     response
 }
 
-/// Serves until the shutdown starts, then finishes what is in flight, at most until its deadline.
-///
-/// # Errors
-/// The listener broke.
-pub async fn serve(listener: TcpListener, router: Router, shutdown: &Shutdown) -> std::io::Result<()> {
-    tracing::info!(address = %listener.local_addr()?, "listening");
-    let stop = shutdown.token();
-    let service = router.into_make_service_with_connect_info::<SocketAddr>();
-    // A message to a socket must not wait for the acknowledgement of the one before it.
-    let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
-    let server = axum::serve(listener, service).with_graceful_shutdown(stop.cancelled_owned());
-    tokio::select! {
-        outcome = server => outcome,
-        () = shutdown.expired() => {
-            tracing::warn!("connections were still open at the deadline");
-            Ok(())
-        }
+/// Paths that answer to the very end: probes, and what an operator looks at and forces during a drain that hangs.
+const ALWAYS: &[&str] = &["/health", "/ready", "/metrics", "/status", "/engine/"];
+/// Clients find another process by then.
+const RETRY_AFTER: u64 = 1;
+
+/// A listener and its router. It outlives the trigger: from then on probes are answered and everything else is refused.
+#[derive(Debug)]
+pub struct Server {
+    gate: Gate,
+    leave: CancellationToken,
+    serving: JoinHandle<()>,
+}
+
+impl Server {
+    /// Serves `router` within [`with_layers`].
+    ///
+    /// # Errors
+    /// The listener has no address.
+    pub fn start(listener: TcpListener, router: Router, shutdown: &ShutdownHandle) -> std::io::Result<Self> {
+        tracing::info!(address = %listener.local_addr()?, "listening");
+        let gate = Gate { shutdown: shutdown.clone(), inside: TaskTracker::new() };
+        let router = with_layers(router.layer(middleware::from_fn_with_state(gate.clone(), Gate::pass)));
+        let service = router.into_make_service_with_connect_info::<SocketAddr>();
+        // A message to a socket must not wait for the acknowledgement of the one before it.
+        let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
+        let (leave, shutdown) = (CancellationToken::new(), shutdown.clone());
+        let server = axum::serve(listener, service).with_graceful_shutdown(leave.clone().cancelled_owned());
+        let serving = tokio::spawn(async move {
+            if let Err(error) = server.await {
+                shutdown.fail(Failure::new("http", error.to_string()));
+            }
+        });
+        Ok(Self { gate, leave, serving })
     }
+
+    /// Returns when the drain has started and no request is being handled. Upgraded sockets and streamed bodies don't count.
+    pub async fn finished(&self) {
+        self.gate.shutdown.token().cancelled().await;
+        self.gate.inside.close();
+        self.gate.inside.wait().await;
+    }
+
+    /// Closes the listener, and each connection once what it is sending is out.
+    pub async fn close(self) {
+        self.leave.cancel();
+        // A panic in there was reported by the runtime.
+        drop(self.serving.await);
+    }
+}
+
+/// Counts requests, and refuses new ones from the trigger on.
+#[derive(Debug, Clone)]
+struct Gate {
+    shutdown: ShutdownHandle,
+    inside: TaskTracker,
+}
+
+impl Gate {
+    async fn pass(State(gate): State<Self>, request: Request, next: Next) -> Response {
+        if ALWAYS.iter().any(|path| request.uri().path().starts_with(path)) {
+            return next.run(request).await;
+        }
+        // Counted before the look at the trigger, so that none slips in behind `finished`.
+        let _inside = gate.inside.token();
+        if gate.shutdown.is_triggered() {
+            return refuse(request.version());
+        }
+        next.run(request).await
+    }
+}
+
+fn refuse(version: Version) -> Response {
+    let problem = Problem::new(Code::ShuttingDown, "Try again, another process will answer.");
+    let mut response = problem.retry_after(RETRY_AFTER).into_response();
+    if version < Version::HTTP_2 {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }

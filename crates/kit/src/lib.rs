@@ -4,6 +4,8 @@
 pub mod boot;
 pub mod code;
 pub mod config;
+mod exit;
+mod failure;
 pub mod http;
 pub mod json;
 pub mod probes;
@@ -12,11 +14,12 @@ pub mod request_id;
 pub mod shutdown;
 pub mod telemetry;
 
-pub use boot::{Configuration, run, with_causes};
+pub use boot::{Configuration, run, supervise};
 pub use code::Code;
 pub use config::{Environment, PlatformArgs, PlatformKeyArgs, Problems};
+pub use failure::{Component, Failure, with_causes};
 pub use json::Json;
 pub use probes::{Probes, Report};
 pub use problem::Problem;
-pub use shutdown::Shutdown;
+pub use shutdown::{Cap, ShutdownArgs, ShutdownHandle, ShutdownOptions};
 pub use telemetry::{Metrics, TelemetryArgs};

@@ -11,7 +11,7 @@ use http::{HeaderMap, StatusCode, header};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 
-use crate::{Code, Metrics, Problem};
+use crate::{Code, Metrics, Problem, ShutdownHandle};
 
 /// A probe that takes longer counts as failed, so that a hung dependency doesn't hang the prober.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -53,13 +53,21 @@ pub struct Probes {
     ready: Probe,
     metrics: Metrics,
     metrics_token: Option<SecretString>,
+    shutdown: Option<ShutdownHandle>,
 }
 
 impl Probes {
     /// Probes that are always content; replace them with [`Self::health`] and [`Self::ready`].
     pub fn new(metrics: Metrics) -> Self {
         let content = || async { Report::ok(json!({"status": "ok"})) };
-        Self { health: boxed(content), ready: boxed(content), metrics, metrics_token: None }
+        Self { health: boxed(content), ready: boxed(content), metrics, metrics_token: None, shutdown: None }
+    }
+
+    /// Not ready from the instant in which `shutdown` is triggered, whatever the readiness probe would say.
+    #[must_use]
+    pub fn until(mut self, shutdown: &ShutdownHandle) -> Self {
+        self.shutdown = Some(shutdown.clone());
+        self
     }
 
     /// Whether the process is of use at all: an orchestrator restarts it otherwise.
@@ -96,6 +104,9 @@ impl Probes {
 
     /// Runs the readiness probe.
     pub async fn check_ready(&self) -> Report {
+        if self.shutdown.as_ref().is_some_and(ShutdownHandle::is_triggered) {
+            return Report::failing(json!({"status": "draining"}));
+        }
         bounded(&self.ready).await
     }
 

@@ -2,6 +2,7 @@
 //! binaries as child processes, and waiting on predicates. Everything dies with the test process and leaves no files.
 
 mod dirs;
+mod http;
 mod nats;
 mod postgres;
 mod process;
@@ -11,6 +12,7 @@ mod squatter;
 mod template;
 mod wait;
 
+pub use http::http_status;
 pub use nats::{Nats, NatsOptions};
 pub use postgres::{Postgres, PostgresOptions, Shutdown};
 pub use process::{Process, ProcessOptions, children_of, is_running};

@@ -1,4 +1,4 @@
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 
 use aura_wire::phoenix::{Incoming, Version, decode_push, decode_text};
 use axum::extract::ws::{Message, WebSocket};
@@ -91,7 +91,7 @@ fn too_slow(version: Version) -> Frame {
 impl Session {
     /// Reads frames, and does what time and the workers bring. Returns when the client is gone.
     async fn read(&mut self, mut stream: SplitStream<WebSocket>) {
-        let drain = self.shared.drain.clone();
+        let mut turn = pin!(self.shared.departure.clone().turn());
         let mut heard = Instant::now();
         loop {
             let idle = heard + self.shared.settings.idle;
@@ -109,7 +109,7 @@ impl Session {
                 Some(news) = self.news.next(), if !self.news.is_empty() => self.news(news),
                 () = sleep(expiry) => self.expire(),
                 () = tokio::time::sleep_until(idle) => return self.say_goodbye(&mut stream, 1000, "idle").await,
-                () = drain.cancelled() => {
+                () = &mut turn => {
                     self.disconnect();
                     return self.say_goodbye(&mut stream, 1012, "service restart").await;
                 }

@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use aura_bus::{Headers, MemoryBus, Message, SharedBus, Subject};
 use aura_domain::{Claims, Epoch, Generation, Lsn, Position, ProjectId, SourceId, SubId, SubIdKey};
 use aura_front::{Authenticator, Front, FrontSettings, Identity, TokenError};
+use aura_kit::ShutdownHandle;
 use aura_testkit::eventually;
 use aura_wire::{ChangeEnvelope, phoenix::Version};
 use serde_json::{json, value::RawValue};
@@ -159,4 +160,11 @@ pub(crate) fn hasty() -> FrontSettings {
         heartbeat: Duration::from_millis(200),
         ..Default::default()
     }
+}
+
+/// A shutdown that has begun.
+pub(crate) fn triggered() -> ShutdownHandle {
+    let shutdown = ShutdownHandle::new(Duration::from_secs(25));
+    shutdown.trigger();
+    shutdown
 }

@@ -12,7 +12,7 @@ use tokio_tungstenite::{
 
 use crate::{
     client::{Client, PATIENCE},
-    rig::{FAR, Rig, change},
+    rig::{FAR, Rig, change, triggered},
 };
 
 async fn refused(url: &str) -> (u16, String) {
@@ -89,7 +89,7 @@ async fn an_idle_socket_is_closed() {
 async fn r_frt_8_a_drain_says_so_and_closes_with_1012() {
     let rig = Rig::start().await;
     let mut client = rig.subscriber("t", "alice").await;
-    rig.front.drain().await;
+    rig.front.drain(&triggered()).await;
     let system = client.next().await;
     let expected = json!({"extension": "system", "status": "ok", "message": "Server requested disconnect"});
     assert_eq!((system.event.as_str(), system.topic.as_str(), system.payload), ("system", "realtime:room", expected));

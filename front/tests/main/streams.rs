@@ -10,7 +10,7 @@ use tokio::{
 
 use crate::{
     client::PATIENCE,
-    rig::{FAR, Rig, hasty, position},
+    rig::{FAR, Rig, hasty, position, triggered},
 };
 
 /// A GET whose body is read as it comes.
@@ -120,7 +120,7 @@ async fn an_idle_stream_has_comments_and_a_drain_ends_it() {
     let rig = Rig::start_with(settings, std::sync::Arc::new(aura_bus::MemoryBus::new())).await;
     let mut stream = Stream::open(&rig, "/realtime/v1/sse?table=t", &key("alice")).await;
     stream.until("\n:\n\n:\n\n").await;
-    rig.front.drain().await;
+    rig.front.drain(&triggered()).await;
     stream.end().await;
     assert_eq!(stream.data()["message"], "Server requested disconnect");
 }

@@ -1,0 +1,5 @@
+//! What every binary gets from the kit.
+
+mod problems;
+mod process;
+mod server;
