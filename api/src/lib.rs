@@ -2,6 +2,7 @@
 //! instances may run on one platform database.
 
 mod access;
+mod engine;
 mod error;
 mod openapi;
 mod paging;

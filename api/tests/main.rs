@@ -1,6 +1,7 @@
 //! The control plane on a real PostgreSQL, with a worker played by the test.
 
 mod document;
+mod engines;
 mod harness;
 mod keys;
 mod process;

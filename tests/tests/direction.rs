@@ -12,6 +12,7 @@ use serde_json::Value;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("aura-domain", &[]),
     ("aura-kit", &["domain"]),
+    ("aura-flow", &["domain"]),
     ("aura-wire", &["domain"]),
     ("aura-pgsource", &["domain"]),
     ("aura-lease", &["domain"]),
@@ -19,7 +20,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("aura-store", &["domain", "lease"]),
     ("aura-bus", &["domain", "wire"]),
     ("aura-api", &["domain", "pgsource", "lease", "store", "bus", "auth", "kit"]),
-    ("aura-worker", &["domain", "wire", "pgsource", "lease", "store", "bus", "kit"]),
+    ("aura-worker", &["domain", "flow", "wire", "pgsource", "lease", "store", "bus", "kit"]),
     ("aura-front", &["domain", "wire", "pgsource", "store", "bus", "auth", "kit"]),
     ("aura-testkit", &[]),
     // The undivided binary alone composes the others.

@@ -1,81 +1,21 @@
-use aura_domain::{Epoch, Lsn, SourceId, WorkerId};
-use aura_kit::{Code, Json, Problem, problem::ProblemBody};
-use aura_lease::{Holder, LeaseBackend};
-use aura_store::{Engine, PostgresLease, Source};
+use aura_domain::Position;
+use aura_kit::{Json, problem::ProblemBody};
+use aura_store::{Gap, Source};
 use axum::{
     extract::{FromRequestParts, State},
     http::request::Parts,
 };
-use serde::Serialize;
-use utoipa::ToSchema;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     access::{Platform, path_param},
+    engine::{EngineView, view},
     error::{ApiError, Result},
-    routes::sources::find_source,
+    paging,
+    routes::{Params, sources::find_source},
     state::AppState,
 };
-
-/// What reads a source's changes.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Engine)]
-pub(crate) struct EngineView {
-    /// Id of its source.
-    #[schema(value_type = uuid::Uuid)]
-    source: SourceId,
-    /// `running` or `stopped`: what the operator wants.
-    desired: &'static str,
-    /// What was observed last: `stopped`, `starting`, `running`, `backoff`, `draining`, `closing`, `force_closing`,
-    /// `zombie` or `failed`.
-    state: &'static str,
-    /// Code or text that goes with the state.
-    reason: Option<String>,
-    /// When it entered the state, RFC 3339.
-    since: String,
-    /// Rises with each worker that takes over.
-    #[schema(value_type = i64)]
-    epoch: Epoch,
-    /// Rises when positions lose their meaning.
-    generation: u32,
-    /// `paused`, `lagging`, …
-    conditions: Vec<String>,
-    /// Who runs it; null when nobody does.
-    lease: Option<LeaseView>,
-    /// The slot.
-    slot: SlotView,
-    /// The running filter.
-    filter: FilterView,
-}
-
-/// The lease of the worker that runs an engine.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = EngineLease)]
-struct LeaseView {
-    /// The worker.
-    #[schema(value_type = String)]
-    holder: WorkerId,
-    /// Until it expires, unless it is renewed before; 0 = expired.
-    remaining_ms: u64,
-}
-
-/// The replication slot.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = EngineSlot)]
-struct SlotView {
-    /// Its name.
-    name: String,
-    /// What was confirmed last, and is not sent again.
-    #[schema(value_type = Option<String>, example = "16/B374D848")]
-    confirmed_lsn: Option<Lsn>,
-}
-
-/// The filter.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = EngineFilter)]
-struct FilterView {
-    /// Registry revision that it holds.
-    applied_revision: i64,
-}
 
 /// All engines.
 #[derive(Debug, Serialize, ToSchema)]
@@ -89,6 +29,12 @@ pub(crate) struct EnginePage {
 /// The right to one source, and the source.
 pub(crate) struct SourcePath(Source);
 
+impl SourcePath {
+    pub(crate) fn into_source(self) -> Source {
+        self.0
+    }
+}
+
 impl FromRequestParts<AppState> for SourcePath {
     type Rejection = ApiError;
 
@@ -100,6 +46,8 @@ impl FromRequestParts<AppState> for SourcePath {
 }
 
 /// List engines.
+///
+/// From the platform database alone: no engine and no source is asked.
 #[utoipa::path(
     get,
     path = "/v1/engines",
@@ -113,20 +61,25 @@ impl FromRequestParts<AppState> for SourcePath {
     )
 )]
 pub(crate) async fn list_engines(_: Platform, State(state): State<AppState>) -> Result<Json<EnginePage>> {
+    let store = state.store();
+    let (engines, workers) = (store.engines().await?, store.workers().await?);
     let mut items = Vec::new();
-    for source in state.store().sources().await? {
-        items.push(show(&state, source).await?);
+    for source in store.sources().await? {
+        let Some(engine) = engines.iter().find(|engine| engine.source == source.id) else { continue };
+        items.push(view(&source, engine.clone(), store.position(source.id).await?, &workers));
     }
     Ok(Json(EnginePage { items, next_cursor: None }))
 }
 
 /// Show an engine.
+///
+/// From the platform database alone: neither the engine nor its source is asked.
 #[utoipa::path(
     get,
     path = "/v1/engines/{source}",
     operation_id = "get_engine",
     tag = "engines",
-    params(("source" = String, Path, description = "Id or name of the source")),
+    params(("source" = String, Path, description = "Id or name of the source", example = "shared")),
     security(("apikey" = []), ("bearer" = [])),
     responses(
         (status = 200, description = "The engine", body = EngineView),
@@ -134,44 +87,89 @@ pub(crate) async fn list_engines(_: Platform, State(state): State<AppState>) -> 
         (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
     )
 )]
-pub(crate) async fn get_engine(
-    SourcePath(source): SourcePath,
+pub(crate) async fn get_engine(source: SourcePath, State(state): State<AppState>) -> Result<Json<EngineView>> {
+    Ok(Json(show(&state, &source.into_source()).await?))
+}
+
+/// What is known of a source's engine.
+pub(crate) async fn show(state: &AppState, source: &Source) -> Result<EngineView> {
+    let store = state.store();
+    let engine = store.engine(source.id).await?.ok_or_else(ApiError::source_not_found)?;
+    let (position, workers) = (store.position(source.id).await?, store.workers().await?);
+    Ok(view(source, engine, position, &workers))
+}
+
+/// A range of changes that subscribers may have missed. It was announced to them.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Gap)]
+pub(crate) struct GapView {
+    /// Rises with time.
+    id: i64,
+    /// Whose; null = every project's of the source.
+    #[schema(value_type = Option<uuid::Uuid>)]
+    project_id: Option<aura_domain::ProjectId>,
+    /// First position that may be missing; null = unknown.
+    from: Option<Position>,
+    /// Last position that may be missing; null = up to the announcement.
+    to: Option<Position>,
+    /// Word of the announcement.
+    #[schema(example = "slot_recreated")]
+    reason: String,
+    /// RFC 3339.
+    created_at: String,
+}
+
+impl From<Gap> for GapView {
+    fn from(gap: Gap) -> Self {
+        let Gap { id, project: project_id, from, to, reason, created_at } = gap;
+        Self { id, project_id, from, to, reason, created_at }
+    }
+}
+
+/// A page of gaps.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct GapPage {
+    /// Newest first.
+    items: Vec<GapView>,
+    /// Behind the last item; null at the end.
+    next_cursor: Option<String>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct GapQuery {
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
+    /// Items, 1 to 1000.
+    #[param(default = 100)]
+    limit: Option<u32>,
+}
+
+/// List announced losses.
+#[utoipa::path(
+    get,
+    path = "/v1/engines/{source}/gaps",
+    operation_id = "list_gaps",
+    tag = "engines",
+    params(("source" = String, Path, description = "Id or name of the source", example = "shared"), GapQuery),
+    security(("apikey" = []), ("bearer" = [])),
+    responses(
+        (status = 200, description = "A page", body = GapPage),
+        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
+pub(crate) async fn list_gaps(
+    source: SourcePath,
     State(state): State<AppState>,
-) -> Result<Json<EngineView>> {
-    Ok(Json(show(&state, source).await?))
-}
-
-async fn show(state: &AppState, source: Source) -> Result<EngineView> {
-    let engine = state.store().engine(source.id).await?.ok_or_else(ApiError::source_not_found)?;
-    let position = state.store().position(source.id).await?;
-    let lease = lease(state, source.id).await?;
-    let Engine { source: id, desired, state, reason, since, epoch, generation, applied_revision, .. } = engine;
-    // A position of an older generation means nothing any more.
-    let confirmed_lsn = position.filter(|(of, _)| *of == generation).map(|(_, lsn)| lsn);
-    Ok(EngineView {
-        source: id,
-        desired: desired.as_str(),
-        state: state.as_str(),
-        reason,
-        since,
-        epoch,
-        generation: generation.0,
-        conditions: Vec::new(),
-        lease,
-        slot: SlotView { name: source.slot_name, confirmed_lsn },
-        filter: FilterView { applied_revision },
-    })
-}
-
-/// Who holds the source's lease. The platform database knows only its own: with another back end it is null.
-async fn lease(state: &AppState, source: SourceId) -> Result<Option<LeaseView>> {
-    let holder = PostgresLease::new(state.store()).holder(&format!("source-{source}")).await;
-    let unreadable = |error| {
-        tracing::warn!(%error, "lease");
-        ApiError::from(Problem::new(Code::PlatformUnavailable, "Try again in a moment.").retry_after(1))
-    };
-    Ok(holder.map_err(unreadable)?.map(|Holder { holder, remaining }| LeaseView {
-        holder,
-        remaining_ms: u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX),
-    }))
+    Params(query): Params<GapQuery>,
+) -> Result<Json<GapPage>> {
+    let limit = paging::limit(query.limit)?;
+    let before = paging::key::<i64>(query.cursor.as_deref())?;
+    let mut gaps = state.store().gaps(source.into_source().id, before, limit + 1).await?;
+    let more = gaps.len() > limit as usize;
+    gaps.truncate(limit as usize);
+    let next_cursor = gaps.last().filter(|_| more).map(|gap| paging::cursor(&gap.id));
+    Ok(Json(GapPage { items: gaps.into_iter().map(GapView::from).collect(), next_cursor }))
 }

@@ -7,6 +7,7 @@ mod service;
 mod sources;
 mod tables;
 mod toggle;
+mod workers;
 
 use aura_kit::Code;
 use axum::{
@@ -47,6 +48,8 @@ fn documented() -> OpenApiRouter<AppState> {
         .routes(routes!(sources::list_sources))
         .routes(routes!(engines::list_engines))
         .routes(routes!(engines::get_engine))
+        .routes(routes!(engines::list_gaps))
+        .routes(routes!(workers::list_workers))
         .routes(routes!(service::health))
         .routes(routes!(service::ready))
         .routes(routes!(service::metrics))

@@ -6,6 +6,8 @@ mod identity;
 mod ids;
 mod lsn;
 mod names;
+#[cfg(feature = "openapi")]
+mod openapi;
 mod position;
 mod report;
 mod words;
@@ -18,9 +20,15 @@ pub use identity::{Claims, ClaimsError, EventFilter, SubIdKey, SubscriptionSpec}
 pub use ids::{Epoch, FrontId, Generation, ParseIdError, ProjectId, SourceId, SubId, WorkerId};
 pub use lsn::{Lsn, ParseLsnError};
 pub use names::{NameError, SqlName, quote_ident, quote_literal};
+#[cfg(feature = "openapi")]
+#[doc(hidden)]
+pub use openapi::word_schema;
 pub use position::{ParsePositionError, Position};
 pub use report::{
     ConditionNote, Culprit, DrainReport, EngineLive, EngineReport, ExitReport, ExitState, FlowLive, Lag, LsnReport,
     Outcome, Rung, ShardReport, SlotLive, Timed, Trigger,
 };
+#[cfg(feature = "openapi")]
+#[doc(hidden)]
+pub use utoipa;
 pub use words::ParseWordError;

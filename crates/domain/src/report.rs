@@ -42,6 +42,7 @@ words! {
 
 /// A named step and how long it took.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Timed {
     /// Its name, of a closed set.
     pub name: String,
@@ -58,6 +59,7 @@ impl Timed {
 
 /// How one run of an engine under one lease ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct EngineReport {
     /// Source.
     pub source: SourceId,
@@ -81,6 +83,7 @@ pub struct EngineReport {
 
 /// `admitted = delivered + skipped + abandoned`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DrainReport {
     /// Rows that were admitted, of the whole run.
     pub admitted: u64,
@@ -100,6 +103,7 @@ pub struct DrainReport {
 
 /// One shard's part of a [`DrainReport`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ShardReport {
     /// See [`DrainReport::delivered`].
     pub delivered: u64,
@@ -111,6 +115,7 @@ pub struct ShardReport {
 
 /// Positions at the end of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LsnReport {
     /// End of what was read.
     pub received: Lsn,
@@ -199,6 +204,7 @@ impl EngineReport {
 
 /// How far an engine is behind its source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Lag {
     /// Bytes of log between the server's end and what is confirmed; `None` = unknown, or lost.
     pub bytes: Option<u64>,
@@ -210,6 +216,7 @@ pub struct Lag {
 
 /// A condition, and since when it holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ConditionNote {
     /// Which.
     pub condition: Condition,
@@ -221,6 +228,7 @@ pub struct ConditionNote {
 
 /// Who holds the resolved LSN back (R-LSN-5).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Culprit {
     /// Shard.
     pub shard: usize,
@@ -234,6 +242,7 @@ pub struct Culprit {
 
 /// Flow control of an engine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct FlowLive {
     /// Bytes held.
     pub used_bytes: u64,

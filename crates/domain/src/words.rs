@@ -6,15 +6,25 @@ pub struct ParseWordError(
     pub &'static str,
 );
 
+/// Without the feature `openapi` there is nothing to add.
+#[cfg(not(feature = "openapi"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! describe_words {
+    ($name:ident, $description:expr) => {};
+}
+
 /// A closed set of words with the same spelling in Rust, SQL and JSON. The caller's crate needs `serde`.
 #[macro_export]
 macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
-        $(#[$doc])*
+    ($(#[doc = $doc:literal])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
+        $(#[doc = $doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
         pub enum $name {
             $($(#[$variant_doc])* #[serde(rename = $word)] $variant,)+
         }
+
+        $crate::describe_words!($name, concat!($($doc),*));
 
         impl $name {
             /// Every word.

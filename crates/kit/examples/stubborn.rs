@@ -63,7 +63,7 @@ async fn run(config: Config, shutdown: ShutdownHandle) -> anyhow::Result<Vec<Eng
     let phases = shutdown.phases();
     let work = async {
         if config.habit == Habit::Hangs {
-            pending().await;
+            pending::<()>().await;
         }
     };
     phases.run("work", Cap::Leaving(Duration::from_millis(500)), work).await;

@@ -45,7 +45,7 @@ pub use registrations::{
 pub use registry::RegistrySnapshot;
 pub use signals::{Signal, SignalListener, StatusListener};
 pub use sources::{NewSource, Plugin, SlotRecreate, Source};
-pub use workers::{NewWorker, WorkerRow};
+pub use workers::{NewWorker, WORKER_SILENCE, WorkerRow};
 
 /// Longest time that one call may take, waiting for a connection included.
 pub const QUERY_TIMEOUT: Duration = Duration::from_secs(10);

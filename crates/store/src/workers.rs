@@ -1,7 +1,12 @@
+use std::time::Duration;
+
 use aura_domain::WorkerId;
 use sqlx::FromRow;
 
 use crate::{Store, StoreError, bounded, decode::rfc3339};
+
+/// A worker that has been silent for longer is dead: as long as a lease lasts by default.
+pub const WORKER_SILENCE: Duration = Duration::from_secs(15);
 
 /// What a worker says of itself (R-LEASE-3).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +42,13 @@ pub struct WorkerRow {
     pub started_at: String,
     /// Milliseconds since its last heartbeat, by the database's clock.
     pub silent_ms: i64,
+}
+
+impl WorkerRow {
+    /// Whether it has been heard lately.
+    pub fn is_alive(&self) -> bool {
+        Duration::from_millis(u64::try_from(self.silent_ms).unwrap_or(0)) <= WORKER_SILENCE
+    }
 }
 
 #[derive(FromRow)]

@@ -6,17 +6,17 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Instant,
 };
 
 use aura_domain::{Change, Lsn, ProjectId};
+use aura_flow::{Owner, Quota, ResolvedTracker};
 use aura_pgsource::{Decoder, LogEvent};
 use bytes::Bytes;
 use tokio::sync::Notify;
 
 use super::{
-    quota::Quota,
     registry::{RegisteredTable, Registry},
-    resolved::ResolvedTracker,
     shard::{Row, ShardQueue},
 };
 
@@ -31,6 +31,8 @@ pub(crate) struct Intake {
     shards: Vec<Arc<ShardQueue>>,
     /// Rows that go to the shards before the intake waits again.
     pending: Vec<Vec<Row>>,
+    /// A row that was decoded and waits for memory (R-MEM-3); nothing behind it is read.
+    parked: Option<(Change, Arc<RegisteredTable>)>,
     /// End of the last transaction that was read completely: E of R-HOLE-2.
     boundary: Lsn,
     received: Arc<AtomicU64>,
@@ -46,11 +48,12 @@ impl Intake {
         received: Arc<AtomicU64>,
     ) -> Self {
         Self {
-            tracker: ResolvedTracker::new(Lsn::ZERO),
+            tracker: ResolvedTracker::new(Lsn::ZERO, Instant::now()),
             quota: Quota::new(quota),
             acked,
             pending: shards.iter().map(|_| Vec::new()).collect(),
             shards,
+            parked: None,
             boundary: Lsn::ZERO,
             received,
             admitted: 0,
@@ -60,6 +63,8 @@ impl Intake {
 
     /// A session begins to read at `start`. What the last one had read of an unfinished transaction comes again.
     pub(crate) fn begin_session(&mut self, start: Lsn) {
+        // It belongs to a transaction that comes again.
+        self.parked = None;
         self.tracker.restart(self.boundary, start);
         self.boundary = self.boundary.max(start);
         self.note_received(start);
@@ -68,7 +73,7 @@ impl Intake {
     /// A new generation: nothing that was read before has a meaning any more.
     pub(crate) fn reset(&mut self) {
         self.boundary = Lsn::ZERO;
-        self.tracker = ResolvedTracker::new(Lsn::ZERO);
+        self.tracker = ResolvedTracker::new(Lsn::ZERO, Instant::now());
     }
 
     /// End of the last transaction that was read completely.
@@ -144,21 +149,45 @@ impl Intake {
             self.skipped += 1;
             return;
         };
-        let row = self.admit(change, Arc::clone(table));
-        let shard = shard_of(row.table.project.id, self.shards.len());
-        self.pending[shard].push(row);
-        self.admitted += 1;
+        if let Some(change) = self.admit(change, table) {
+            self.parked = Some((change, Arc::clone(table)));
+        }
     }
 
-    fn admit(&mut self, change: Change, table: Arc<RegisteredTable>) -> Row {
-        // The decoded cells hold about what the text did; the encoded message comes on top once.
-        let memory = self.quota.reserve(ROW_OVERHEAD + 2 * change.wire_bytes);
-        Row { change, table, claim: self.tracker.admit(), _memory: memory }
+    /// Takes the row in, or gives it back if there is no room for it now.
+    fn admit(&mut self, change: Change, table: &Arc<RegisteredTable>) -> Option<Change> {
+        let Some(memory) = self.quota.admit(memory_of(&change)) else { return Some(change) };
+        let project = table.project.id;
+        let shard = shard_of(project, self.shards.len());
+        let claim = self.tracker.admit(Owner { shard, project }, change.position.change, Instant::now());
+        self.pending[shard].push(Row { change, table: Arc::clone(table), claim, _memory: memory });
+        self.admitted += 1;
+        None
+    }
+
+    /// Whether the socket may be read: memory is below its lines, and no row waits for some.
+    pub(crate) fn ready(&mut self) -> bool {
+        let bytes = self.parked.as_ref().map(|(change, _)| memory_of(change));
+        self.quota.look(bytes, Instant::now());
+        if !self.quota.may_read() {
+            return false;
+        }
+        let Some((change, table)) = self.parked.take() else { return true };
+        self.parked = self.admit(change, &table).map(|change| (change, table));
+        self.flush();
+        // What came in counts before the next read.
+        self.quota.look(None, Instant::now());
+        self.quota.may_read() && self.parked.is_none()
     }
 
     fn note_received(&self, lsn: Lsn) {
         self.received.fetch_max(lsn.0, Ordering::AcqRel);
     }
+}
+
+/// The decoded cells hold about what the text did; the encoded message comes on top once.
+fn memory_of(change: &Change) -> usize {
+    ROW_OVERHEAD + 2 * change.wire_bytes
 }
 
 /// By hash of the project's id (`CDC_NUM_SHARDS`).

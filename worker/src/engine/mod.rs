@@ -1,15 +1,13 @@
 //! The engine of one source: slot, reader, shards, visibility, bus, and one resolved LSN.
 
 mod error;
-mod feedback;
 mod intake;
 mod judge;
+mod leave;
 mod loader;
 mod position;
-mod quota;
 pub(crate) mod registry;
 mod report;
-mod resolved;
 mod session;
 mod shard;
 mod slot;

@@ -10,9 +10,10 @@ use std::{
 };
 
 use aura_domain::{EngineState, Generation, Lsn, Relation};
+use aura_flow::Feedback;
 use aura_pgsource::{
     Decoder, FilterEntry, Plugin, ReplicationConnection, ReplicationStream, SourceError, SqlConnection, SqlState,
-    Status, StreamMessage, connect_sql, pgoutput_options, slot, wal2json_options,
+    Status, StreamMessage, connect_sql, pgoutput_options, wal2json_options,
 };
 use aura_store::StoreError;
 use aura_wire::GapReason;
@@ -21,7 +22,6 @@ use tokio::sync::watch;
 use super::{
     Engine,
     error::{EngineError, MAX_PAUSE},
-    feedback::Feedback,
     intake::Intake,
     loader::Loaded,
     registry::Registry,
@@ -36,10 +36,6 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 const BURST: usize = 512;
 /// A session that lasted this long has earned a fresh retry pause.
 const HEALTHY: Duration = Duration::from_secs(30);
-/// Limit of reading the final position back (F.9).
-const VERIFY: Duration = Duration::from_millis(1500);
-/// Reserved for the final position and for leaving, inside the drain time-out (F.9).
-const FINAL_RESERVE: Duration = Duration::from_secs(3);
 
 enum Ended {
     /// The filter must change; the next session begins where this one ended.
@@ -49,9 +45,9 @@ enum Ended {
 
 /// What lasts from session to session.
 pub(super) struct Session<'e> {
-    engine: &'e Engine,
+    pub(super) engine: &'e Engine,
     loaded: watch::Receiver<Arc<Loaded>>,
-    generation: Option<Generation>,
+    pub(super) generation: Option<Generation>,
     handed_over: bool,
     /// Debounce of filter changes (R-HOLE-3).
     refilter_after: Instant,
@@ -60,11 +56,11 @@ pub(super) struct Session<'e> {
 }
 
 /// One running stream.
-struct Stream {
-    wire: ReplicationStream,
-    sql: SqlConnection,
+pub(super) struct Stream {
+    pub(super) wire: ReplicationStream,
+    pub(super) sql: SqlConnection,
     decoder: Decoder,
-    feedback: Feedback,
+    pub(super) feedback: Feedback,
     registry: Arc<Registry>,
     filter: BTreeSet<Relation>,
     /// The registry to change to at the next end of a transaction.
@@ -158,8 +154,7 @@ impl<'e> Session<'e> {
         let wire = self.start_streaming(connection, start, &options).await?;
         intake.begin_session(start);
         self.show_start(&slot, &registry);
-        let feedback =
-            Feedback::new(slot.confirmed.max(Lsn(1)), wal_sender_timeout, engine.deps.settings.advance_interval);
+        let feedback = Feedback::new(slot.confirmed, wal_sender_timeout, engine.deps.settings.advance_interval);
         let decoder = Decoder::new(slot.plugin, generation);
         let next = None;
         let e = start.max(holds_from);
@@ -242,10 +237,10 @@ impl<'e> Session<'e> {
                 return Ok(Ended::Refilter);
             }
             let resolved = intake.tracker.resolve();
-            if stream.feedback.is_due(resolved, Instant::now()) {
+            if stream.feedback.is_due(resolved, Instant::now()).is_some() {
                 self.send_status(stream, intake, false).await?;
             }
-            let paused = intake.quota.paused();
+            let reads = intake.ready();
             let wake = self.wake_at(stream, resolved);
             tokio::select! {
                 biased;
@@ -259,8 +254,8 @@ impl<'e> Session<'e> {
                     let generation = self.generation.unwrap_or(Generation(1));
                     stream.next = Some(self.registry(generation, stream.feedback.flushed()));
                 }
-                () = intake.quota.resumed(), if paused => {}
-                message = stream.wire.next(), if !paused => self.take_burst(stream, intake, message)?,
+                () = intake.quota.woken(), if !reads => {}
+                message = stream.wire.next(), if reads => self.take_burst(stream, intake, message)?,
                 () = tokio::time::sleep_until(wake.into()) => self.tick(stream, intake).await?,
             }
         }
@@ -299,7 +294,7 @@ impl<'e> Session<'e> {
         for _ in 0..BURST {
             let Some(next) = message.take().or_else(|| stream.wire.buffered()) else { break };
             self.take(stream, intake, next?)?;
-            if intake.quota.paused() || (stream.next.is_some() && !intake.tracker.in_transaction()) {
+            if !intake.ready() || (stream.next.is_some() && !intake.tracker.in_transaction()) {
                 break;
             }
         }
@@ -364,7 +359,12 @@ impl<'e> Session<'e> {
         false
     }
 
-    async fn send_status(&self, stream: &mut Stream, intake: &mut Intake, reply: bool) -> Result<(), EngineError> {
+    pub(super) async fn send_status(
+        &self,
+        stream: &mut Stream,
+        intake: &mut Intake,
+        reply: bool,
+    ) -> Result<(), EngineError> {
         let resolved = intake.tracker.resolve();
         let flushed = stream.feedback.send(resolved, Instant::now());
         let written = flushed.max(intake.received());
@@ -377,78 +377,11 @@ impl<'e> Session<'e> {
             status.resolved_lsn = resolved;
             status.confirmed_lsn = flushed;
             status.used_bytes = intake.quota.used();
-            status.paused = intake.quota.is_paused();
+            status.paused = intake.quota.paused_since().is_some();
             status.holes = stream.holes();
             status.measure(engine.source.id);
         });
         Ok(())
-    }
-
-    async fn save_position(&self, stream: &Stream) -> Result<(), EngineError> {
-        let generation = self.generation.unwrap_or(Generation(1));
-        let (store, source) = (&self.engine.deps.store, self.engine.source.id);
-        store.save_position(source, self.engine.epoch, generation, stream.feedback.flushed()).await?;
-        Ok(())
-    }
-
-    /// Drains what is out, confirms, verifies by SQL and closes (F.9).
-    async fn leave(&self, mut stream: Stream, intake: &mut Intake) {
-        let engine = self.engine;
-        engine.set_status(EngineState::Draining, None);
-        let budget = engine.deps.settings.drain_timeout;
-        let deadline = Instant::now() + budget.saturating_sub(FINAL_RESERVE).max(budget / 2);
-        intake.flush();
-        while !intake.tracker.is_settled() && Instant::now() < deadline {
-            let resolved = intake.tracker.resolve();
-            if stream.feedback.is_due(resolved, Instant::now())
-                && self.send_status(&mut stream, intake, false).await.is_err()
-            {
-                return;
-            }
-            let due = stream.feedback.due(resolved, Instant::now()).min(deadline);
-            tokio::select! {
-                () = intake.acked.notified() => {}
-                () = tokio::time::sleep_until(due.into()) => {}
-            }
-        }
-        let verified = matches!(self.verify(&mut stream, intake).await, Ok(true));
-        let final_lsn = stream.feedback.flushed();
-        let _ = self.save_position(&stream).await;
-        self.close(stream, intake).await;
-        tracing::info!(source = %engine.source.id, lsn = %final_lsn, verified,
-            outstanding = intake.tracker.outstanding(), admitted = intake.admitted, skipped = intake.skipped, "engine drained");
-    }
-
-    /// Sends the final position and reads it back: a close with unread bytes in the socket would throw the status away
-    /// (E4), so reading goes on, into nothing.
-    async fn verify(&self, stream: &mut Stream, intake: &mut Intake) -> Result<bool, EngineError> {
-        self.send_status(stream, intake, false).await?;
-        let wanted = stream.feedback.flushed();
-        let confirmed = slot::wait_confirmed(&stream.sql, &self.engine.source.slot_name, wanted, VERIFY);
-        let discard = async {
-            loop {
-                if let Err(error) = stream.wire.next().await {
-                    return error;
-                }
-            }
-        };
-        tokio::select! {
-            confirmed = confirmed => Ok(confirmed?.is_some()),
-            error = discard => Err(error.into()),
-        }
-    }
-
-    /// Politely if no transaction is open, and until the slot is seen inactive; the lease is released after that.
-    async fn close(&self, mut stream: Stream, intake: &Intake) {
-        if !intake.tracker.in_transaction() {
-            let _ = tokio::time::timeout(Duration::from_millis(250), stream.wire.copy_done()).await;
-        }
-        stream.wire.close().await;
-        let inactive =
-            slot::wait_inactive(&stream.sql, &self.engine.source.slot_name, Duration::from_millis(500)).await;
-        if !matches!(inactive, Ok(true)) {
-            tracing::warn!(source = %self.engine.source.id, "the slot is still active after the stream was closed");
-        }
     }
 }
 

@@ -7,15 +7,14 @@ use std::{
 };
 
 use aura_domain::{Change, ProjectId};
+use aura_flow::{Reservation, RowClaim};
 use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     judge::{Judge, Lane},
-    quota::Reservation,
     registry::RegisteredTable,
-    resolved::RowClaim,
 };
 
 /// A row on its way to the bus.
@@ -102,6 +101,7 @@ fn next_batch(id: ProjectId, waiting: &mut Waiting) -> Option<(Lane, Vec<Row>)> 
         bytes += row.change.wire_bytes;
         bytes <= BATCH_BYTES
     };
+    waiting.rows.front()?.claim.lead();
     // One row always goes, however large it is.
     let rows = waiting.rows.iter().take(BATCH_ROWS).take_while(fits).count().max(1);
     Some((lane, waiting.rows.drain(..rows).collect()))

@@ -1,0 +1,70 @@
+use aura_domain::{SourceId, WorkerId};
+use aura_kit::{Json, problem::ProblemBody};
+use aura_store::{Engine, WorkerRow};
+use axum::extract::State;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::{access::Platform, error::Result, state::AppState};
+
+/// A process of the pool that runs engines.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Worker)]
+pub(crate) struct WorkerView {
+    /// Unique per start.
+    id: WorkerId,
+    /// Host or pod.
+    host: String,
+    /// Of the program.
+    version: String,
+    /// It was heard in the last 15 s. A dead one's engines are taken by the others.
+    alive: bool,
+    /// It leaves: its engines go to the others.
+    draining: bool,
+    /// Ids of the sources whose engines it runs.
+    engines: Vec<SourceId>,
+    /// Engines that it may run.
+    max_engines: usize,
+    /// RFC 3339.
+    started_at: String,
+    /// Milliseconds since it was heard.
+    silent_ms: i64,
+}
+
+/// The pool.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct WorkerPage {
+    /// By start.
+    items: Vec<WorkerView>,
+    /// Always null: there are few.
+    next_cursor: Option<String>,
+}
+
+/// List the workers.
+///
+/// Those that ended without saying so are listed, not alive, for a day.
+#[utoipa::path(
+    get,
+    path = "/v1/workers",
+    operation_id = "list_workers",
+    tag = "engines",
+    security(("apikey" = []), ("bearer" = [])),
+    responses(
+        (status = 200, description = "All of them", body = WorkerPage),
+        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
+pub(crate) async fn list_workers(_: Platform, State(state): State<AppState>) -> Result<Json<WorkerPage>> {
+    let (workers, engines) = (state.store().workers().await?, state.store().engines().await?);
+    let items = workers.into_iter().map(|worker| shown(worker, &engines)).collect();
+    Ok(Json(WorkerPage { items, next_cursor: None }))
+}
+
+fn shown(worker: WorkerRow, engines: &[Engine]) -> WorkerView {
+    let alive = worker.is_alive();
+    let own = engines.iter().filter(|engine| engine.holder.as_ref() == Some(&worker.id));
+    let engines = own.map(|engine| engine.source).collect();
+    let WorkerRow { id, host, version, draining, max_engines, started_at, silent_ms, .. } = worker;
+    WorkerView { id, host, version, alive, draining, engines, max_engines, started_at, silent_ms }
+}
