@@ -79,7 +79,7 @@ async fn r_ack_1_a_refused_message_fails_its_batch() {
     let config = r#"
         authorization { users = [{ user: worker, password: secret, permissions: {
             publish: ["t.allowed.>", "_INBOX.>"], subscribe: [">"] } }] }"#;
-    let server = Nats::start_with(ServerOptions { configuration: vec![config.to_owned()] }).await.expect("nats-server");
+    let server = Nats::start_with(ServerOptions::default().line(config)).await.expect("nats-server");
     let url = server.url().replace("nats://", "nats://worker:secret@");
     let bus = NatsBus::connect(NatsOptions::new(url, "test")).await.expect("credentials come from the URL");
     for round in 0..200 {
@@ -93,7 +93,7 @@ async fn r_ack_1_a_refused_message_fails_its_batch() {
 #[tokio::test]
 async fn wrong_credentials_and_no_server_are_told_apart() {
     let config = r"authorization { user: a, password: b }";
-    let server = Nats::start_with(ServerOptions { configuration: vec![config.to_owned()] }).await.expect("nats-server");
+    let server = Nats::start_with(ServerOptions::default().line(config)).await.expect("nats-server");
     let wrong = NatsBus::connect(NatsOptions::new(server.url(), "test")).await.map(|_| ());
     assert!(matches!(wrong, Err(BusError::Refused(_))), "{wrong:?}");
     let place = format!("127.0.0.1:{}", aura_testkit::free_port().expect("a port"));
@@ -124,7 +124,7 @@ async fn r_frt_4_reconnects_are_counted_and_subscriptions_come_back() {
 #[tokio::test]
 async fn max_payload_is_the_servers() {
     let config = "max_payload: 65536".to_owned();
-    let server = Nats::start_with(ServerOptions { configuration: vec![config] }).await.expect("nats-server");
+    let server = Nats::start_with(ServerOptions::default().line(config)).await.expect("nats-server");
     let bus = connect(&server).await;
     assert_eq!(bus.max_payload(), 65536);
     conformance::a_payload_over_the_limit_is_refused_and_nothing_of_its_batch_sent(bus).await;

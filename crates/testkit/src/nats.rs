@@ -17,12 +17,18 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// What differs from the usual server.
 #[derive(Debug, Clone, Default)]
 pub struct NatsOptions {
-    /// Lines of nats-server's configuration file.
-    pub configuration: Vec<String>,
+    configuration: Vec<String>,
     users: Vec<String>,
 }
 
 impl NatsOptions {
+    /// A line of nats-server's configuration file.
+    #[must_use]
+    pub fn line(mut self, line: impl Into<String>) -> Self {
+        self.configuration.push(line.into());
+        self
+    }
+
     /// A user, and subjects that it may not publish to. The first one makes the server refuse everybody without a name.
     #[must_use]
     pub fn user(mut self, name: &str, password: &str, denied: &[&str]) -> Self {
