@@ -23,9 +23,10 @@ impl Debounce {
         self.not_before
     }
 
-    /// A restart has shown its first frame at or above E, `cost` after it began.
-    pub fn restarted(&mut self, cost: Duration, now: Instant) {
-        self.not_before = Some(now + (cost * 10).clamp(SHORTEST, LONGEST));
+    /// A restart has shown its first frame at or above E, `cost` after it began; `refiltered` if it was for a change.
+    pub fn restarted(&mut self, cost: Duration, refiltered: bool, now: Instant) {
+        let shortest = if refiltered { SHORTEST } else { Duration::ZERO };
+        self.not_before = Some(now + (cost * 10).clamp(shortest, LONGEST));
     }
 }
 
@@ -38,8 +39,10 @@ mod tests {
         let start = Instant::now();
         let mut debounce = Debounce::default();
         assert!(debounce.allows(start));
-        for (cost_ms, wait_ms) in [(1, 1000), (500, 5000), (20_000, 60_000)] {
-            debounce.restarted(Duration::from_millis(cost_ms), start);
+        for (cost_ms, refiltered, wait_ms) in
+            [(1, false, 10), (1, true, 1000), (500, true, 5000), (20_000, true, 60_000)]
+        {
+            debounce.restarted(Duration::from_millis(cost_ms), refiltered, start);
             assert!(!debounce.allows(start + Duration::from_millis(wait_ms - 1)), "{cost_ms}");
             assert!(debounce.allows(start + Duration::from_millis(wait_ms)), "{cost_ms}");
         }

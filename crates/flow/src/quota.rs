@@ -147,6 +147,11 @@ impl Quota {
         !self.waiting
     }
 
+    /// Usage has reached 0.80: the next look will pause.
+    pub fn is_full(&self) -> bool {
+        self.used() >= self.pause_at
+    }
+
     /// 100 ms have passed while waiting. True = the line was crossed and no wake-up came: counted, and the next look goes
     /// on.
     pub fn tick(&mut self) -> bool {

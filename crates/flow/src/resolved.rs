@@ -52,6 +52,11 @@ impl RowClaim {
         self.group.rows_left.fetch_sub(1, Ordering::Release);
     }
 
+    /// The row's own LSN.
+    pub fn lsn(&self) -> Lsn {
+        self.lsn
+    }
+
     /// The row is the first of what its project has on the way: all before it are acknowledged.
     pub fn lead(&self) {
         self.group.oldest.store(self.lsn.0, Ordering::Relaxed);
