@@ -83,10 +83,15 @@ impl Api {
         routes::router(self.state.clone())
     }
 
-    /// Until `stop`: follows signals of the platform database (without, waits take up to 200 ms longer) and finishes
-    /// what a crash left half done.
+    /// Until `stop`: follows signals of the platform database (without, waits take up to 200 ms longer), finishes what a
+    /// crash left half done, and ends engines whose stop is overdue. What is under way then is finished, within seconds.
     pub async fn run(&self, stop: CancellationToken) {
+        let draining = async {
+            stop.cancelled().await;
+            self.state.drain();
+        };
         let signals = self.state.progress().follow(self.state.store(), &stop);
-        tokio::join!(signals, toggle::reconcile(&self.state, &stop));
+        let engines = engine::sweep(&self.state, &stop);
+        tokio::join!(signals, toggle::reconcile(&self.state, &stop), engines, draining);
     }
 }

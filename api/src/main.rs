@@ -49,9 +49,9 @@ impl Configuration for Config {
 }
 
 /// Kept of the drain for what comes after the requests.
-const AFTER_REQUESTS: Duration = Duration::from_secs(2);
-/// Longest time for a background task to see that it shall end.
-const BACKGROUND: Duration = Duration::from_secs(1);
+const AFTER_REQUESTS: Duration = Duration::from_secs(6);
+/// Longest time for background tasks: an engine's end from outside that is under way is finished.
+const BACKGROUND: Duration = Duration::from_secs(5);
 /// Longest time for answers to leave.
 const LEAVE: Duration = Duration::from_millis(500);
 

@@ -1,11 +1,16 @@
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use aura_bus::SharedBus;
 use aura_kit::{Probes, ShutdownHandle};
 use aura_store::Store;
 
 use crate::{
-    ApiDeps, Settings, probes,
+    ApiDeps, Settings,
+    engine::Closer,
+    probes,
     source::Sources,
     toggle::{Progress, TableLocks, ToggleRate},
 };
@@ -25,6 +30,8 @@ struct Inner {
     locks: TableLocks,
     rate: ToggleRate,
     progress: Progress,
+    closer: Closer,
+    draining: AtomicBool,
 }
 
 impl AppState {
@@ -34,6 +41,8 @@ impl AppState {
             locks: TableLocks::default(),
             rate: ToggleRate::new(deps.settings.toggles_per_minute),
             progress: Progress::default(),
+            closer: Closer::default(),
+            draining: AtomicBool::new(false),
             store: deps.store,
             bus: deps.bus,
             settings: deps.settings,
@@ -83,8 +92,22 @@ impl AppState {
         &self.inner.progress
     }
 
+    /// Ends engines from outside.
+    pub(crate) fn closer(&self) -> &Closer {
+        &self.inner.closer
+    }
+
     /// `None` if another recorder than ours is installed.
     pub(crate) fn probes(&self) -> Option<&Probes> {
         self.probes.as_ref()
+    }
+
+    /// From now on nobody is kept waiting.
+    pub(crate) fn drain(&self) {
+        self.inner.draining.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.inner.draining.load(Ordering::Relaxed)
     }
 }

@@ -27,9 +27,34 @@ pub(crate) struct Platform {
     pub(crate) store: Store,
     pub(crate) source: Source,
     pub(crate) platform_key: String,
+    settings: Settings,
+    router: Router,
+    instance: Instance,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+/// One process of the api, without the process.
+pub(crate) struct Instance {
     router: Router,
     stop: CancellationToken,
     tasks: TaskTracker,
+}
+
+impl Instance {
+    fn start(store: &Store, settings: &Settings) -> Self {
+        let api = Api::new(ApiDeps { store: store.clone(), bus: None, settings: settings.clone() });
+        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let (router, token) = (with_layers(api.router()), stop.clone());
+        tasks.spawn(async move { api.run(token).await });
+        tasks.close();
+        Self { router, stop, tasks }
+    }
+
+    pub(crate) async fn stop(self) -> Result<()> {
+        self.stop.cancel();
+        tokio::time::timeout(SOON, self.tasks.wait()).await.context("background tasks didn't end")
+    }
 }
 
 /// A project with its keys.
@@ -130,12 +155,22 @@ impl Platform {
         let platform_key = Minter::new(&platform_secret).platform_key(Duration::from_secs(3600))?;
         // The crowds of the tests are larger than a minute's share.
         let settings = Settings { toggles_per_minute: 1000, ..Settings::new(platform_secret) };
-        let api = Api::new(ApiDeps { store: store.clone(), bus: None, settings });
+        let instance = Instance::start(&store, &settings);
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
-        let router = with_layers(api.router());
-        let token = stop.clone();
-        tasks.spawn(async move { api.run(token).await });
-        Ok(Self { postgres, store, source, platform_key, router, stop, tasks })
+        let router = instance.router.clone();
+        Ok(Self { postgres, store, source, platform_key, settings, router, instance, stop, tasks })
+    }
+
+    /// Ends the api and starts another, as a new process would be.
+    pub(crate) async fn replace_instance(&mut self) -> Result<()> {
+        let fresh = Instance::start(&self.store, &self.settings);
+        self.router = fresh.router.clone();
+        std::mem::replace(&mut self.instance, fresh).stop().await
+    }
+
+    /// Another instance beside it.
+    pub(crate) fn another_instance(&self) -> Instance {
+        Instance::start(&self.store, &self.settings)
     }
 
     pub(crate) fn call(&self, method: Method, path: &str) -> Call<'_> {
@@ -203,7 +238,8 @@ impl Platform {
     pub(crate) async fn stop(self) -> Result<()> {
         self.stop.cancel();
         self.tasks.close();
-        tokio::time::timeout(SOON, self.tasks.wait()).await.context("background tasks didn't end")
+        tokio::time::timeout(SOON, self.tasks.wait()).await.context("background tasks didn't end")?;
+        self.instance.stop().await
     }
 }
 

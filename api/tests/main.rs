@@ -6,5 +6,7 @@ mod harness;
 mod keys;
 mod process;
 mod projects;
+mod takeover;
 mod toggle;
 mod toggle_limits;
+mod verbs;

@@ -1,6 +1,7 @@
 //! Routes. One exists only through its documented handler.
 
 mod docs;
+mod engine_verbs;
 mod engines;
 mod projects;
 mod service;
@@ -49,6 +50,10 @@ fn documented() -> OpenApiRouter<AppState> {
         .routes(routes!(engines::list_engines))
         .routes(routes!(engines::get_engine))
         .routes(routes!(engines::list_gaps))
+        .routes(routes!(engine_verbs::start_engine))
+        .routes(routes!(engine_verbs::stop_engine))
+        .routes(routes!(engine_verbs::force_close_engine))
+        .routes(routes!(engine_verbs::recreate_slot))
         .routes(routes!(workers::list_workers))
         .routes(routes!(service::health))
         .routes(routes!(service::ready))

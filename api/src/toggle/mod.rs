@@ -11,7 +11,7 @@ mod view;
 
 pub(crate) use change::{Answer, Change, show};
 pub(crate) use locks::TableLocks;
-pub(crate) use options::Options;
+pub(crate) use options::{Options, wait};
 pub(crate) use progress::Progress;
 pub(crate) use rate::ToggleRate;
 pub(crate) use reconcile::reconcile;

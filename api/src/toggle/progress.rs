@@ -24,6 +24,11 @@ impl Progress {
         }
     }
 
+    /// Changes whenever something may have.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.0.subscribe()
+    }
+
     async fn listen(&self, store: &Store) -> std::result::Result<(), StoreError> {
         let mut listener: StatusListener = store.listen_status().await?;
         loop {

@@ -72,6 +72,8 @@ codes! {
     EngineStateConflict = "engine_state_conflict", 409, true, "The engine's state does not allow that";
     /// Somebody else's connection holds the slot; we never terminate it.
     SlotInUseByOther = "slot_in_use_by_other", 409, true, "Another program holds the replication slot";
+    /// A new slot would skip what the old one still has.
+    SlotNotLost = "slot_not_lost", 409, false, "The slot is neither lost nor missing";
     /// The registration changed in between, or the table was replaced while the request ran.
     ConcurrentChange = "concurrent_change", 409, true, "Something else changed it at the same time";
     /// `If-Match` names another version.

@@ -1,7 +1,8 @@
 //! Bodies as JSON, with our errors.
 
 use axum::{
-    extract::{FromRequest, Request, rejection::JsonRejection},
+    body::HttpBody,
+    extract::{FromRequest, OptionalFromRequest, Request, rejection::JsonRejection},
     response::{IntoResponse, Response},
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -17,10 +18,22 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        match axum::Json::<T>::from_request(request, state).await {
+        match <axum::Json<T> as FromRequest<S>>::from_request(request, state).await {
             Ok(axum::Json(body)) => Ok(Self(body)),
             Err(rejection) => Err(problem(&rejection)),
         }
+    }
+}
+
+/// No body at all is `None`, whatever the content type; any other body is read as it must be.
+impl<T: DeserializeOwned, S: Send + Sync> OptionalFromRequest<S> for Json<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Option<Self>, Problem> {
+        if request.body().is_end_stream() {
+            return Ok(None);
+        }
+        <Self as FromRequest<S>>::from_request(request, state).await.map(Some)
     }
 }
 

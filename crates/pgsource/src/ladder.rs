@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use aura_domain::{Epoch, Rung, SourceId, Timed, quote_literal};
+use aura_domain::{Epoch, Lsn, Rung, SourceId, Timed, quote_literal};
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_postgres::{Client, error::SqlState};
 
 use crate::{
     SourceError, SourceUrl, connect_sql,
-    slot::{self, SlotHolder, SlotStatus},
+    slot::{self, SlotHolder},
 };
 
 /// Limit of the ladder's own connection.
@@ -53,6 +53,8 @@ pub struct Climb {
     pub rungs: Vec<Timed>,
     /// Who was ended.
     pub ended: Option<SlotHolder>,
+    /// What the slot had confirmed when it was last looked at.
+    pub confirmed: Option<Lsn>,
     /// How it came out.
     pub freed: Freed,
 }
@@ -72,18 +74,18 @@ pub async fn free_slot(url: &SourceUrl, target: Target<'_>, limit: Duration) -> 
     // Not the engine's name: the ladder must not end itself.
     let client = match connect_sql(url, "aura-ladder", None, CONNECT.min(limit)).await {
         Ok(client) => client,
-        Err(error) => return Climb { rungs: Vec::new(), ended: None, freed: Freed::Unknown(error) },
+        Err(error) => return Climb::new(Freed::Unknown(error)),
     };
     let guard = format!("SET statement_timeout = {STATEMENT_TIMEOUT_MS}");
     match bounded(deadline, async { Ok(client.batch_execute(&guard).await?) }).await {
         Ok(()) => climb(&client, target, limit.min(deadline - Instant::now())).await,
-        Err(error) => Climb { rungs: Vec::new(), ended: None, freed: Freed::Unknown(error) },
+        Err(error) => Climb::new(Freed::Unknown(error)),
     }
 }
 
 /// As [`free_slot`], on a connection that is known to answer.
 pub async fn climb(client: &Client, target: Target<'_>, limit: Duration) -> Climb {
-    let mut climb = Climb { rungs: Vec::new(), ended: None, freed: Freed::Free };
+    let mut climb = Climb::new(Freed::Free);
     climb.freed = match climb.free(client, target, Instant::now() + limit).await {
         Ok(freed) => freed,
         Err(error) => Freed::Unknown(error),
@@ -92,9 +94,12 @@ pub async fn climb(client: &Client, target: Target<'_>, limit: Duration) -> Clim
 }
 
 impl Climb {
+    fn new(freed: Freed) -> Self {
+        Self { rungs: Vec::new(), ended: None, confirmed: None, freed }
+    }
+
     async fn free(&mut self, client: &Client, target: Target<'_>, deadline: Instant) -> Result<Freed, SourceError> {
-        let status = bounded(deadline, slot::status(client, target.slot)).await?;
-        let freed = match holder(status) {
+        let freed = match self.holder(client, target, deadline).await? {
             None => Freed::Free,
             Some(holder) if !target.covers(&holder.application_name) => Freed::Foreign(holder),
             Some(holder) => self.end(client, target, holder, deadline).await?,
@@ -136,12 +141,40 @@ impl Climb {
             }
         }
         let began = Instant::now();
-        let freed = poll(client, target, deadline).await?;
+        let freed = self.poll(client, target, deadline).await?;
         self.note(Rung::Poll, began);
         if matches!(freed, Freed::Free) {
             self.ended = Some(holder);
         }
         Ok(freed)
+    }
+
+    /// Watches the slot until it is free, or the deadline.
+    async fn poll(&mut self, client: &Client, target: Target<'_>, deadline: Instant) -> Result<Freed, SourceError> {
+        let (mut pause, longest) = POLL;
+        loop {
+            let Some(holder) = self.holder(client, target, deadline).await? else { return Ok(Freed::Free) };
+            if !target.covers(&holder.application_name) {
+                return Ok(Freed::Foreign(holder));
+            }
+            if Instant::now() + pause >= deadline {
+                return Ok(Freed::Held(holder));
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
+    }
+
+    /// Looks at the slot.
+    async fn holder(
+        &mut self,
+        client: &Client,
+        target: Target<'_>,
+        deadline: Instant,
+    ) -> Result<Option<SlotHolder>, SourceError> {
+        let status = bounded(deadline, slot::status(client, target.slot)).await?;
+        self.confirmed = status.as_ref().and_then(|status| status.confirmed_flush);
+        Ok(status.filter(|status| status.active).and_then(|status| status.holder))
     }
 
     /// What else is under our name, without the slot. Best effort for what this role may signal.
@@ -179,27 +212,6 @@ const END_SESSIONS: &str = "\
 
 fn own_prefix(source: SourceId) -> String {
     format!("aura-cdc:{source}:")
-}
-
-fn holder(status: Option<SlotStatus>) -> Option<SlotHolder> {
-    status.filter(|status| status.active).and_then(|status| status.holder)
-}
-
-/// Watches the slot until it is free, or the deadline.
-async fn poll(client: &Client, target: Target<'_>, deadline: Instant) -> Result<Freed, SourceError> {
-    let (mut pause, longest) = POLL;
-    loop {
-        let status = bounded(deadline, slot::status(client, target.slot)).await?;
-        let Some(holder) = holder(status) else { return Ok(Freed::Free) };
-        if !target.covers(&holder.application_name) {
-            return Ok(Freed::Foreign(holder));
-        }
-        if Instant::now() + pause >= deadline {
-            return Ok(Freed::Held(holder));
-        }
-        sleep(pause).await;
-        pause = (pause * 2).min(longest);
-    }
 }
 
 async fn bounded<T>(deadline: Instant, step: impl Future<Output = Result<T, SourceError>>) -> Result<T, SourceError> {

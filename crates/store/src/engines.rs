@@ -199,6 +199,18 @@ impl Store {
         rows.into_iter().map(Engine::try_from).collect()
     }
 
+    /// Engines that somebody may have to end from outside: with an open operation, `zombie`, or to be stopped.
+    pub async fn unsettled_engines(&self) -> Result<Vec<Engine>, StoreError> {
+        let query = sqlx::query_as::<_, EngineRow>(concat!(
+            "select ",
+            columns!(),
+            " from aura.engines where operation_id is not null or state = 'zombie' or desired = 'stopped'
+             order by source_id"
+        ));
+        let rows = bounded(async { Ok(query.fetch_all(&self.pool).await?) }).await?;
+        rows.into_iter().map(Engine::try_from).collect()
+    }
+
     /// Observed state; `since` moves only when the state does.
     pub async fn set_engine_state(
         &self,

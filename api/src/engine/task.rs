@@ -1,0 +1,143 @@
+//! What an engine needs of the api now, as a function of what is known of it.
+
+use std::time::Duration;
+
+use aura_domain::{Desired, EngineState, OnDeadline, OperationKind};
+use aura_store::{Engine, Operation, WorkerRow};
+
+/// A worker that lives has so long after the deadline to report what it did itself.
+pub(super) const GRACE_MS: i64 = 500;
+/// Whoever has taken an end over has written what came of it by then, or is gone.
+const TAKEN_FOR_MS: i64 = 7_000;
+
+/// What the api does about an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Task {
+    /// Fence whoever runs it, and end it.
+    TakeOver(OnDeadline),
+    /// That was done, and the slot was not seen free: try once more.
+    Again(OnDeadline),
+    /// Nobody is to hold the slot under our name: look, and end it.
+    Watch,
+}
+
+/// Whether a worker that was heard lately runs the engine.
+pub(super) fn is_led(engine: &Engine, workers: &[WorkerRow]) -> bool {
+    let holder = |worker: &&WorkerRow| engine.holder.as_ref() == Some(&worker.id);
+    workers.iter().find(holder).is_some_and(WorkerRow::is_alive)
+}
+
+/// What is to be done now, if anything. With `urgent` somebody asks for it: what another instance may be at is done, too.
+pub(super) fn task(engine: &Engine, led: bool, urgent: bool) -> Option<Task> {
+    let Some(operation) = &engine.operation else {
+        let unwanted = engine.state == EngineState::Zombie || engine.desired == Desired::Stopped;
+        return (!led && unwanted).then_some(Task::Watch);
+    };
+    if due_in(operation, led) > Duration::ZERO {
+        return None;
+    }
+    let policy = operation.on_deadline;
+    if !is_taken(engine, operation) {
+        return Some(Task::TakeOver(policy));
+    }
+    // Without a reason yet it is under way.
+    let under_way = engine.reason.is_none() && engine.state_age_ms < TAKEN_FOR_MS;
+    (urgent || !under_way).then_some(Task::Again(policy))
+}
+
+/// Until the api steps in. Nobody drains for an engine that nobody runs, and a force-close is ours from the start.
+pub(super) fn due_in(operation: &Operation, led: bool) -> Duration {
+    if operation.kind == OperationKind::ForceClose || !led {
+        return Duration::ZERO;
+    }
+    Duration::from_millis(u64::try_from(operation.remaining_ms + GRACE_MS).unwrap_or(0))
+}
+
+/// The run that the operation is about is over: its worker has left, or was fenced.
+fn is_taken(engine: &Engine, operation: &Operation) -> bool {
+    let ending = matches!(engine.state, EngineState::Closing | EngineState::ForceClosing | EngineState::Zombie);
+    // Both are the database's clock in one format.
+    engine.holder.is_none() && ending && engine.since >= operation.started_at
+}
+
+/// The operation's outcome is known for now: the slot isn't free, and why is the engine's `reason`.
+pub(super) fn is_settled(engine: &Engine) -> bool {
+    let taken = engine.operation.as_ref().is_some_and(|operation| is_taken(engine, operation));
+    taken && engine.reason.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use aura_domain::{Epoch, Generation, SourceId, WorkerId};
+
+    use super::*;
+
+    const BEFORE: &str = "2026-01-01T00:00:00.000000Z";
+    const STARTED: &str = "2026-01-01T00:00:01.000000Z";
+    const AFTER: &str = "2026-01-01T00:00:02.000000Z";
+
+    fn engine(state: EngineState, since: &str, holder: bool, operation: Option<Operation>) -> Engine {
+        Engine {
+            source: SourceId(uuid::Uuid::nil()),
+            desired: Desired::Stopped,
+            state,
+            reason: None,
+            since: since.to_owned(),
+            state_age_ms: 10,
+            epoch: Epoch(1),
+            generation: Generation(1),
+            applied_revision: 1,
+            holder: holder.then(|| WorkerId("w".to_owned())),
+            operation,
+            recreate_slot: false,
+            last_report: None,
+            live: None,
+            live_age_ms: None,
+        }
+    }
+
+    fn operation(kind: OperationKind, remaining_ms: i64, on_deadline: OnDeadline) -> Option<Operation> {
+        let (started_at, deadline_at) = (STARTED.to_owned(), AFTER.to_owned());
+        Some(Operation { id: 1, kind, started_at, deadline_at, remaining_ms, on_deadline })
+    }
+
+    #[test]
+    fn r_eng_3_a_worker_that_lives_has_until_its_deadline() {
+        let stop = |remaining| operation(OperationKind::Stop, remaining, OnDeadline::Abandon);
+        let draining = |remaining| engine(EngineState::Draining, AFTER, true, stop(remaining));
+        assert_eq!(task(&draining(1), true, false), None);
+        assert_eq!(task(&draining(-GRACE_MS + 1), true, false), None, "it may be about to report");
+        assert_eq!(task(&draining(-GRACE_MS), true, false), Some(Task::TakeOver(OnDeadline::Abandon)));
+        assert_eq!(task(&draining(60_000), false, false), Some(Task::TakeOver(OnDeadline::Abandon)), "nobody drains");
+        let force = operation(OperationKind::ForceClose, 0, OnDeadline::Force);
+        let forced = engine(EngineState::Running, BEFORE, true, force);
+        assert_eq!(task(&forced, true, false), Some(Task::TakeOver(OnDeadline::Force)));
+    }
+
+    #[test]
+    fn r_eng_3_what_another_instance_has_taken_is_left_to_it_for_a_while() {
+        let stop = || operation(OperationKind::Stop, -1_000, OnDeadline::Force);
+        let taken = engine(EngineState::ForceClosing, AFTER, false, stop());
+        assert_eq!(task(&taken, false, false), None);
+        assert!(!is_settled(&taken));
+        assert_eq!(task(&taken, false, true), Some(Task::Again(OnDeadline::Force)), "somebody asks");
+        let forgotten = Engine { state_age_ms: TAKEN_FOR_MS, ..taken.clone() };
+        assert_eq!(task(&forgotten, false, false), Some(Task::Again(OnDeadline::Force)));
+        let zombie = Engine { state: EngineState::Zombie, reason: Some("pid 1".to_owned()), ..taken };
+        assert_eq!(task(&zombie, false, false), Some(Task::Again(OnDeadline::Force)));
+        assert!(is_settled(&zombie));
+        let older = engine(EngineState::Zombie, BEFORE, false, stop());
+        assert_eq!(task(&older, false, false), Some(Task::TakeOver(OnDeadline::Force)), "from before the stop");
+    }
+
+    #[test]
+    fn r_eng_7_engines_that_are_to_be_stopped_and_zombies_are_watched_unless_somebody_leads() {
+        let stopped = engine(EngineState::Stopped, BEFORE, false, None);
+        assert_eq!(task(&stopped, false, false), Some(Task::Watch));
+        let running = Engine { desired: Desired::Running, state: EngineState::Running, ..stopped };
+        assert_eq!(task(&running, false, false), None, "a worker will take it");
+        let zombie = Engine { state: EngineState::Zombie, ..running };
+        assert_eq!(task(&zombie, false, false), Some(Task::Watch));
+        assert_eq!(task(&zombie, true, false), None, "its worker's care");
+    }
+}
