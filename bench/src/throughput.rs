@@ -57,8 +57,8 @@ const SETUP: &str = "
     end $$";
 
 async fn stop_worker(split: &mut Split) -> Result<()> {
-    split.worker.signal(Signal::TERM)?;
-    split.worker.wait(Duration::from_secs(30)).await.map(drop)
+    split.worker.process.signal(Signal::TERM)?;
+    split.worker.process.wait(Duration::from_secs(30)).await.map(drop)
 }
 
 async fn run_peer(sql: &Client, url: &str, table: &str, end: &str) -> Result<f64> {

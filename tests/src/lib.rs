@@ -6,14 +6,22 @@ use std::time::Duration;
 mod client;
 mod curl;
 mod jwt;
+mod ledger;
+mod scene;
+mod socket;
 mod split;
 mod stage;
+mod tap;
 
 pub use client::{Client, Kind};
 pub use curl::{Answer, curl};
 pub use jwt::sign;
-pub use split::Split;
+pub use ledger::{Audit, Ledger, Writer};
+pub use scene::Scene;
+pub use socket::{Announcement, Arrival, At, Seen, Subscriber};
+pub use split::{SLOT, Split, SplitOptions, Worker};
 pub use stage::{Dev, Directory, Project, now};
+pub use tap::{BusTap, Tapped};
 
 /// Long enough for a busy machine, short enough for a person.
 pub const PATIENCE: Duration = Duration::from_secs(30);

@@ -1,23 +1,146 @@
 //! The product running as its three production binaries against real PostgreSQL and NATS.
 
-use anyhow::Result;
-use aura_testkit::{Nats, Postgres, Process, ProcessOptions, eventually, free_port};
-use serde_json::json;
+use anyhow::{Context, Result};
+use aura_testkit::{
+    Nats, NatsOptions, Postgres, PostgresOptions, Process, ProcessOptions, SlotWatch, TcpProxy, eventually, free_port,
+    http_get, http_status,
+};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
 
-use crate::{PATIENCE, Project, curl};
+use crate::{Answer, PATIENCE, Project, curl};
 
 const MASTER_KEY: &str = "a master key of the system tests, long enough";
 const PLATFORM_SECRET: &str = "a platform secret of the system tests, long enough";
 
+/// Slot of the source `shared`.
+pub const SLOT: &str = "aura_cdc_slot";
+
+/// What differs from the usual stage.
+#[derive(Debug, Clone, Default)]
+pub struct SplitOptions {
+    postgres: PostgresOptions,
+    nats: NatsOptions,
+    worker: Vec<(String, String)>,
+    /// The worker's own user of the bus.
+    worker_user: Option<(String, String)>,
+    source_proxy: bool,
+    bus_proxy: bool,
+    own_platform: bool,
+}
+
+impl SplitOptions {
+    /// Sets a server setting of PostgreSQL.
+    #[must_use]
+    pub fn postgres(mut self, name: &str, value: &str) -> Self {
+        self.postgres = self.postgres.setting(name, value);
+        self
+    }
+
+    /// Sets an environment variable of the worker.
+    #[must_use]
+    pub fn worker(mut self, name: &str, value: &str) -> Self {
+        self.worker.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// The worker may not publish to these subjects.
+    #[must_use]
+    pub fn worker_refused(mut self, subjects: &[&str]) -> Self {
+        self.nats = self.nats.user("worker", "worker", subjects).user("everybody", "everybody", &[]);
+        self.worker_user = Some(("worker".to_owned(), "worker".to_owned()));
+        self
+    }
+
+    /// The platform database lives in a cluster of its own: it stays when the source goes.
+    #[must_use]
+    pub fn own_platform(mut self) -> Self {
+        self.own_platform = true;
+        self
+    }
+
+    /// The worker reaches the source through [`Split::source_proxy`].
+    #[must_use]
+    pub fn source_proxy(mut self) -> Self {
+        self.source_proxy = true;
+        self
+    }
+
+    /// The worker reaches the bus through [`Split::bus_proxy`].
+    #[must_use]
+    pub fn bus_proxy(mut self) -> Self {
+        self.bus_proxy = true;
+        self
+    }
+
+    /// The worker's part of the environment.
+    fn on_worker(&self, mut command: ProcessOptions, nats: &Nats, bus_proxy: Option<&TcpProxy>) -> ProcessOptions {
+        // A killed worker's lease must expire before the next one reads.
+        command = command.env("LEASE_DURATION_SECS", "3");
+        if let Some((user, password)) = &self.worker_user {
+            command = command.env("NATS_URL", nats.url_as(user, password));
+        }
+        if let Some(proxy) = bus_proxy {
+            command = command.env("NATS_URL", format!("nats://127.0.0.1:{}", proxy.port()));
+        }
+        self.worker.iter().fold(command, |command, (name, value)| command.env(name, value))
+    }
+}
+
+/// A worker; killed when dropped.
+#[derive(Debug)]
+pub struct Worker {
+    /// The process.
+    pub process: Process,
+    /// Where it listens.
+    pub port: u16,
+}
+
+impl Worker {
+    fn start(command: &ProcessOptions) -> Result<Self> {
+        let port = free_port()?;
+        let process = command.clone().env("AURA_WORKER_LISTEN", format!("127.0.0.1:{port}")).start()?;
+        Ok(Self { process, port })
+    }
+
+    /// `/status`; null while it can't be reached.
+    pub async fn status(&self) -> Value {
+        self.json("/status").await
+    }
+
+    async fn json(&self, path: &str) -> Value {
+        let answer = http_get(self.port, path).await;
+        answer.ok().and_then(|(_, body)| serde_json::from_str(&body).ok()).unwrap_or_default()
+    }
+
+    /// Sum of a metric's values over all its labels; 0 when it isn't there.
+    pub async fn metric(&self, name: &str) -> f64 {
+        let text = http_get(self.port, "/metrics").await.map(|(_, body)| body).unwrap_or_default();
+        let lines = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
+    /// Whether the shared source's engine streams here.
+    pub async fn is_streaming(&self) -> bool {
+        self.json("/health").await["cdc_active"] == true
+    }
+}
+
 /// Everything running, killed when dropped.
 pub struct Split {
-    /// Databases `platform` and `app` (the source).
+    /// Databases `app` (the source) and, unless it is elsewhere, `platform`.
     pub postgres: Postgres,
+    /// Where the platform database is; see [`SplitOptions::own_platform`].
+    platform: Option<Postgres>,
     /// The bus.
     pub nats: Nats,
-    /// The worker; see [`Self::start_worker`].
-    pub worker: Process,
-    /// The control plane.
+    /// The first worker; see [`Self::start_worker`] and [`Self::another_worker`].
+    pub worker: Worker,
+    /// Between the workers and the source; see [`SplitOptions::source_proxy`].
+    pub source_proxy: Option<TcpProxy>,
+    /// Between the workers and the bus; see [`SplitOptions::bus_proxy`].
+    pub bus_proxy: Option<TcpProxy>,
+    /// The api.
     pub api: Process,
     /// The front.
     pub front: Process,
@@ -25,45 +148,55 @@ pub struct Split {
     pub api_port: u16,
     /// Where the front listens.
     pub front_port: u16,
+    /// Origin of the api.
+    pub api_url: String,
     /// `ws://…/realtime/v1`.
     pub ws_url: String,
-    api_url: String,
-    worker_url: String,
+    platform_key: OnceCell<String>,
     worker_command: ProcessOptions,
 }
 
 impl Split {
     /// Starts it all and waits until the worker streams.
     pub async fn start() -> Result<Self> {
-        let (postgres, nats) = tokio::try_join!(Postgres::start(), Nats::start())?;
+        Self::start_with(SplitOptions::default()).await
+    }
+
+    /// The same with other options.
+    pub async fn start_with(options: SplitOptions) -> Result<Self> {
+        let (postgres, nats) =
+            tokio::try_join!(Postgres::start_with(options.postgres.clone()), Nats::start_with(options.nats.clone()))?;
         postgres.create_database("app").await?;
-        let platform = postgres.create_database("platform").await?;
+        let own_platform = if options.own_platform { Some(Postgres::start().await?) } else { None };
+        let platform = own_platform.as_ref().unwrap_or(&postgres).create_database("platform").await?;
         let superuser = postgres.client("postgres").await?;
         superuser.batch_execute("create role worker login replication password 'worker'").await?;
-        binary("aura-realtime", &platform, &nats)?.arg("migrate").start()?.succeeds(PATIENCE).await?;
-        let (api_port, front_port, worker_port) = (free_port()?, free_port()?, free_port()?);
-        let worker_command = binary("aura-realtime-cdc-worker", &platform, &nats)?
-            .env("POSTGRES_REPLICATION_URL", postgres.url_as("worker", "worker", "app"))
-            .env("POSTGRES_ADMIN_URL", postgres.url("app"))
-            // A killed worker's lease must expire before the next one reads.
-            .env("LEASE_DURATION_SECS", "3")
-            .env("AURA_WORKER_LISTEN", format!("127.0.0.1:{worker_port}"));
-        let worker = worker_command.start()?;
-        let api = binary("aura-api", &platform, &nats)?.env("AURA_API_LISTEN", format!("127.0.0.1:{api_port}"));
-        let front = binary("aura-realtime-ws-front", &platform, &nats)?
-            .env("AURA_FRONT_LISTEN", format!("127.0.0.1:{front_port}"));
-        let (api, front) = (api.start()?, front.start()?);
+        let bus_url = if options.worker_user.is_some() { nats.url_as("everybody", "everybody") } else { nats.url() };
+        let binary = |name: &str| binary(name, &platform, &bus_url);
+        binary("aura-realtime")?.arg("migrate").start()?.succeeds(PATIENCE).await?;
+        let source_proxy = proxy(options.source_proxy, postgres.port()).await?;
+        let bus_proxy = proxy(options.bus_proxy, nats.port()).await?;
+        let source_port = source_proxy.as_ref().map_or_else(|| postgres.port(), TcpProxy::port);
+        let worker_command = options
+            .on_worker(binary("aura-realtime-cdc-worker")?, &nats, bus_proxy.as_ref())
+            .env("POSTGRES_REPLICATION_URL", format!("postgres://worker:worker@127.0.0.1:{source_port}/app"))
+            .env("POSTGRES_ADMIN_URL", postgres.url("app"));
+        let (api_port, front_port) = (free_port()?, free_port()?);
+        let listen = |port: u16| format!("127.0.0.1:{port}");
         let split = Self {
+            worker: Worker::start(&worker_command)?,
+            api: binary("aura-api")?.env("AURA_API_LISTEN", listen(api_port)).start()?,
+            front: binary("aura-realtime-ws-front")?.env("AURA_FRONT_LISTEN", listen(front_port)).start()?,
             postgres,
+            platform: own_platform,
             nats,
-            worker,
-            api,
-            front,
+            source_proxy,
+            bus_proxy,
             api_port,
             front_port,
-            api_url: format!("http://127.0.0.1:{api_port}"),
-            ws_url: format!("ws://127.0.0.1:{front_port}/realtime/v1"),
-            worker_url: format!("http://127.0.0.1:{worker_port}"),
+            api_url: format!("http://{}", listen(api_port)),
+            ws_url: format!("ws://{}/realtime/v1", listen(front_port)),
+            platform_key: OnceCell::new(),
             worker_command,
         };
         split.wait_until_streaming().await?;
@@ -73,45 +206,84 @@ impl Split {
     /// Waits until the worker's `/health` says `cdc_active`, the api is ready and the front takes connections.
     pub async fn wait_until_streaming(&self) -> Result<()> {
         let waited = eventually(PATIENCE, || async {
-            let health = curl("GET", &format!("{}/health", self.worker_url), "", None).await;
-            let ready = curl("GET", &format!("{}/ready", self.api_url), "", None).await;
-            health.is_ok_and(|answer| answer.body["cdc_active"] == true)
-                && ready.is_ok_and(|answer| answer.status == 200)
+            self.worker.is_streaming().await && is_ready(self.api_port).await && is_ready(self.front_port).await
         });
         waited.await.map_err(|error| error.context(self.logs()))
     }
 
     /// What the binaries logged.
     pub fn logs(&self) -> String {
-        let logs = [&self.worker, &self.api, &self.front].map(|process| process.lines().join("\n"));
+        let logs = [&self.worker.process, &self.api, &self.front].map(|process| process.lines().join("\n"));
         logs.join("\n---\n")
     }
 
-    /// Starts the worker again after its end.
+    /// Starts the first worker again after its end.
     pub fn start_worker(&mut self) -> Result<()> {
-        self.worker = self.worker_command.start()?;
+        self.worker = Worker::start(&self.worker_command)?;
         Ok(())
+    }
+
+    /// One more worker of the pool.
+    pub fn another_worker(&self) -> Result<Worker> {
+        Worker::start(&self.worker_command)
+    }
+
+    /// The cluster of the database `platform`.
+    pub fn platform(&self) -> &Postgres {
+        self.platform.as_ref().unwrap_or(&self.postgres)
+    }
+
+    /// A key that may do everything.
+    pub async fn platform_key(&self) -> Result<&str> {
+        let make = || async {
+            let token = ProcessOptions::binary("aura-realtime")?
+                .args(["token", "--role", "platform_admin"])
+                .env("DATABASE_URL", self.platform().url("platform"))
+                .env("AURA_MASTER_KEY", MASTER_KEY)
+                .env("AURA_PLATFORM_JWT_SECRET", PLATFORM_SECRET);
+            token.start()?.succeeds(PATIENCE).await?.pop().context("no key")
+        };
+        self.platform_key.get_or_try_init(make).await.map(String::as_str)
+    }
+
+    /// `GET /v1/engines/shared`.
+    pub async fn engine(&self) -> Result<Value> {
+        let url = format!("{}/v1/engines/shared", self.api_url);
+        Ok(curl("GET", &url, self.platform_key().await?, None).await?.body)
+    }
+
+    /// `POST /v1/engines/shared/<verb>`.
+    pub async fn verb(&self, verb: &str, body: Value) -> Result<Answer> {
+        let url = format!("{}/v1/engines/shared/{verb}", self.api_url);
+        curl("POST", &url, self.platform_key().await?, Some(&body)).await
+    }
+
+    /// The shared source's slot.
+    pub async fn slot(&self) -> Result<SlotWatch> {
+        self.postgres.slot(SLOT).await
     }
 
     /// Creates a project through the api.
     pub async fn project(&self, name: &str) -> Result<Project> {
-        let token = ProcessOptions::binary("aura-realtime")?
-            .args(["token", "--role", "platform_admin"])
-            .env("DATABASE_URL", self.postgres.url("platform"))
-            .env("AURA_MASTER_KEY", MASTER_KEY)
-            .env("AURA_PLATFORM_JWT_SECRET", PLATFORM_SECRET);
-        let key = token.start()?.succeeds(PATIENCE).await?.pop().unwrap_or_default();
-        let body = json!({"name": name});
-        let answer = curl("POST", &format!("{}/v1/projects", self.api_url), &key, Some(&body)).await?;
+        let (url, body) = (format!("{}/v1/projects", self.api_url), json!({"name": name}));
+        let answer = curl("POST", &url, self.platform_key().await?, Some(&body)).await?;
         assert_eq!(answer.status, 201, "{}", answer.body);
         Project::from_answer(&answer.body, &self.api_url, &self.ws_url, &self.postgres.url("app"))
     }
 }
 
-fn binary(name: &str, platform: &str, nats: &Nats) -> Result<ProcessOptions> {
+async fn is_ready(port: u16) -> bool {
+    http_status(port, "/ready").await.is_ok_and(|status| status == 200)
+}
+
+async fn proxy(wanted: bool, port: u16) -> Result<Option<TcpProxy>> {
+    if wanted { TcpProxy::start(port).await.map(Some) } else { Ok(None) }
+}
+
+fn binary(name: &str, platform: &str, bus: &str) -> Result<ProcessOptions> {
     Ok(ProcessOptions::binary(name)?
         .env("DATABASE_URL", platform)
-        .env("NATS_URL", nats.url())
+        .env("NATS_URL", bus)
         .env("AURA_MASTER_KEY", MASTER_KEY)
         .env("AURA_PLATFORM_JWT_SECRET", PLATFORM_SECRET)
         .env("AURA_LOG", "info"))

@@ -74,6 +74,12 @@ impl Project {
         Ok(answer.body)
     }
 
+    /// Makes a table `(id bigint primary key, body text)` and makes it live.
+    pub async fn table(&self, name: &str) -> Result<()> {
+        self.sql().await?.batch_execute(&format!("create table {name} (id bigint primary key, body text)")).await?;
+        self.enable(name).await.map(drop)
+    }
+
     /// A superuser session in the source whose unqualified names are the project's.
     pub async fn sql(&self) -> Result<Sql> {
         let (client, connection) = tokio_postgres::connect(&self.admin_url, NoTls).await?;

@@ -112,7 +112,7 @@ async fn g1_a_killed_worker_loses_no_committed_row_and_keeps_their_order() -> Re
     let killing = async {
         for round in 1..=3 {
             eventually(PATIENCE, || async { committed.load(Ordering::SeqCst) > round * 300 }).await?;
-            split.worker.kill().await?;
+            split.worker.process.kill().await?;
             split.start_worker()?;
             split.wait_until_streaming().await?;
         }

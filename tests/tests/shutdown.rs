@@ -22,7 +22,7 @@ async fn r_sd_api_and_front_finish_what_is_in_flight_unless_hurried() -> Result<
     let project = split.project("shop").await?;
     project.sql().await?.batch_execute("create table slow (id int primary key)").await?;
     // Without a worker a toggle waits 5 s for the filter, and a stream 8 s for its first word.
-    split.worker.kill().await?;
+    split.worker.process.kill().await?;
     let (waiting, url) = (project.clone(), project.api_url.clone());
     let toggle = tokio::spawn(async move { waiting.put("slow", true).await });
     let stream =
@@ -53,7 +53,7 @@ async fn r_sd_api_and_front_finish_what_is_in_flight_unless_hurried() -> Result<
 #[tokio::test]
 async fn r_sd_3_idle_binaries_are_gone_in_a_second() -> Result<()> {
     let split = Split::start().await?;
-    for process in [&split.front, &split.api, &split.worker] {
+    for process in [&split.front, &split.api, &split.worker.process] {
         let sent = Instant::now();
         process.signal(Signal::TERM)?;
         assert_eq!(process.wait(PATIENCE).await?.code(), Some(0), "{}", split.logs());

@@ -12,7 +12,7 @@ mod squatter;
 mod template;
 mod wait;
 
-pub use http::http_status;
+pub use http::{http_get, http_status};
 pub use nats::{Nats, NatsOptions};
 pub use postgres::{Postgres, PostgresOptions, Shutdown};
 pub use process::{Process, ProcessOptions, children_of, is_running};

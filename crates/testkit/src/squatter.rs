@@ -33,6 +33,8 @@ const PERIOD: Duration = Duration::from_millis(100);
 pub struct SquatterOptions {
     /// Port of the server, or of a proxy before it.
     pub port: u16,
+    /// Role and password; `None` = the superuser.
+    pub login: Option<(String, String)>,
     /// The slot's database.
     pub database: String,
     /// The slot.
@@ -110,15 +112,18 @@ struct Wire {
 
 impl Wire {
     fn log_in(&mut self, options: &SquatterOptions) -> Result<()> {
+        let superuser = || ("postgres", PASSWORD);
+        let (user, password) =
+            options.login.as_ref().map_or_else(superuser, |(user, password)| (user.as_str(), password.as_str()));
         let parameters = [
-            ("user", "postgres"),
+            ("user", user),
             ("database", options.database.as_str()),
             ("replication", "database"),
             ("application_name", options.application_name.as_str()),
         ];
         self.send(|out| frontend::startup_message(parameters, out))?;
         let Message::AuthenticationSasl(_) = self.message()? else { bail!("the server doesn't want SCRAM") };
-        let mut scram = ScramSha256::new(PASSWORD.as_bytes(), ChannelBinding::unsupported());
+        let mut scram = ScramSha256::new(password.as_bytes(), ChannelBinding::unsupported());
         self.send(|out| frontend::sasl_initial_response(SCRAM_SHA_256, scram.message(), out))?;
         let Message::AuthenticationSaslContinue(body) = self.message()? else { bail!("SCRAM broke off") };
         scram.update(body.data())?;

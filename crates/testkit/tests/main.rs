@@ -184,6 +184,7 @@ async fn a_squatter_holds_a_slot_beyond_the_timeout_and_blocks_its_server() -> R
     let slot = postgres.slot("s").await?;
     let squatter = Squatter::start(SquatterOptions {
         port: postgres.port(),
+        login: None,
         database: "postgres".to_owned(),
         slot: "s".to_owned(),
         application_name: "somebody".to_owned(),

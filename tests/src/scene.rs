@@ -1,0 +1,95 @@
+//! The usual scene: the production binaries, one project whose table `events` is live, somebody who watches it, and the
+//! account of what was committed.
+
+use anyhow::{Context, Result};
+use aura_testkit::SlotWatch;
+use tokio_postgres::Client as Sql;
+
+use crate::{Audit, Ledger, PATIENCE, Project, Split, SplitOptions, Subscriber, Writer};
+
+/// See the module.
+pub struct Scene {
+    /// Everything running.
+    pub split: Split,
+    /// The tenant.
+    pub project: Project,
+    /// Follows `events`.
+    pub subscriber: Subscriber,
+    /// Superuser in the source, until that goes away.
+    pub sql: Sql,
+    /// The slot, until the source goes away.
+    pub slot: SlotWatch,
+    /// What was committed to `events`.
+    pub ledger: Ledger,
+}
+
+impl Scene {
+    /// Starts it all; the subscriber is live.
+    pub async fn start(options: SplitOptions) -> Result<Self> {
+        let split = Split::start_with(options).await?;
+        let project = split.project("tenant").await?;
+        project.table("events").await?;
+        project.table("ballast").await?;
+        let subscriber = Subscriber::start(&project, "events").await?;
+        let (sql, slot) = (project.sql().await?, split.slot().await?);
+        Ok(Self { split, project, subscriber, sql, slot, ledger: Ledger::default() })
+    }
+
+    /// Commits so many more rows to `events` in one transaction.
+    pub async fn insert(&mut self, rows: i64) -> Result<()> {
+        self.ledger.insert(&self.sql, "events", rows, 0).await
+    }
+
+    /// Commits rows of 8 KB to the live table `ballast` that nobody watches: whom they went to would be a slow consumer,
+    /// whose queue holds 1 MiB.
+    pub async fn ballast(&self, rows: i64) -> Result<()> {
+        self.sql
+            .execute(
+                "insert into ballast select (select coalesce(max(id), 0) from ballast) + n, repeat('x', 8000)
+                 from generate_series(1, $1::int8) n",
+                &[&rows],
+            )
+            .await?;
+        Ok(())
+    }
+
+    /// Single rows at a rate, until [`Self::stop_writing`]; needs a table that nothing was committed to.
+    pub fn write(&self, per_second: u32) -> Writer {
+        Writer::start(&self.project, "events", per_second)
+    }
+
+    /// Stops the writer; what it committed is the account.
+    pub async fn stop_writing(&mut self, writer: Writer) -> Result<()> {
+        self.ledger = writer.stop().await?;
+        Ok(())
+    }
+
+    /// Waits until the last row has arrived, and proves that everything before it did, or was announced as lost.
+    pub async fn arrives(&self) -> Result<Audit> {
+        let arrived = self.subscriber.wait(self.ledger.last()).await;
+        arrived.with_context(|| self.split.logs())?;
+        self.ledger.audit(&self.subscriber.seen())
+    }
+
+    /// The same, and nothing is missing.
+    pub async fn all_arrive(&self) -> Result<Audit> {
+        let audit = self.arrives().await?;
+        anyhow::ensure!(audit.arrived == self.ledger.rows(), "{audit:?}: {:?}", self.subscriber.seen().gaps);
+        Ok(audit)
+    }
+
+    /// The same, and nobody was told of a loss.
+    pub async fn all_arrive_without_a_gap(&self) -> Result<()> {
+        let audit = self.all_arrive().await?;
+        anyhow::ensure!(audit.gaps == 0, "{audit:?}: {:?}", self.subscriber.seen().gaps);
+        Ok(())
+    }
+
+    /// Waits until the slot has confirmed all that is in the log now.
+    pub async fn confirmed(&self) -> Result<u64> {
+        let end = self.slot.log_end().await?;
+        let state = self.slot.wait(PATIENCE, |state| state.is_some_and(|state| state.confirmed >= Some(end))).await;
+        state.with_context(|| self.split.logs())?;
+        Ok(end)
+    }
+}

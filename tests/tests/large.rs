@@ -1,0 +1,64 @@
+//! A transaction that is larger than all the memory it may use (R-BIG).
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use aura_testkit::Signal;
+
+use system_tests::{PATIENCE, Scene, SplitOptions};
+
+/// An engine's default share of the memory quota: 256 MiB for 8 engines.
+const QUOTA: u64 = 32 << 20;
+/// Of 8 KB: ten times the quota, counted as it counts, the text twice and something for the row.
+const ROWS: i64 = 21_000;
+
+/// One transaction: rows that somebody watches, ten times the quota, rows that somebody watches.
+async fn commit(scene: &mut Scene) -> Result<()> {
+    scene.sql.batch_execute("begin").await?;
+    scene.insert(100).await?;
+    scene.ballast(ROWS).await?;
+    scene.insert(100).await?;
+    Ok(scene.sql.batch_execute("commit").await?)
+}
+
+/// Most memory that a process has had, in bytes.
+fn peak(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+    Ok(line.trim().trim_end_matches(" kB").trim().parse::<u64>()? << 10)
+}
+
+#[tokio::test]
+async fn p3_03_a_transaction_of_ten_times_the_quota_flows_through() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default().postgres("wal_sender_timeout", "3s")).await?;
+    let holder = scene.slot.wait_active(PATIENCE).await?;
+    let worker = scene.split.worker.process.pid();
+    let before = peak(worker)?;
+    commit(&mut scene).await?;
+    scene.all_arrive_without_a_gap().await?;
+    scene.confirmed().await?;
+    assert_eq!(scene.slot.wait_active(PATIENCE).await?, holder, "one session all along");
+    let grown = peak(worker)? - before;
+    assert!(grown < QUOTA + QUOTA / 4 + (64 << 20), "{grown} bytes more than before");
+    Ok(())
+}
+
+/// flow-control.md E7: a polite end inside a transaction would take as long as the rest of it.
+#[tokio::test]
+async fn p3_04_sigterm_inside_a_large_transaction_ends_soon_and_frees_the_slot() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default()).await?;
+    commit(&mut scene).await?;
+    // Its first rows are here, the rest is on its way.
+    scene.subscriber.wait(1).await?;
+    let sent = Instant::now();
+    scene.split.worker.process.signal(Signal::TERM)?;
+    let status = scene.split.worker.process.wait(PATIENCE).await?;
+    let took = sent.elapsed();
+    assert_eq!(status.code(), Some(0), "{}", scene.split.logs());
+    // What was read is delivered, at most the quota; that alone takes a debug build a second or two.
+    assert!(took < Duration::from_secs(5), "{took:?}: {}", scene.split.logs());
+    let state = scene.slot.state().await?.context("the slot stays")?;
+    assert!(!state.active, "{state:?}");
+    scene.split.start_worker()?;
+    scene.all_arrive().await.map(drop)
+}

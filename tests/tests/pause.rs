@@ -1,0 +1,144 @@
+//! A bus that takes nothing: the worker stops reading, keeps its slot, loses nothing and goes on by itself.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use aura_testkit::{Signal, eventually};
+
+use system_tests::{BusTap, PATIENCE, Scene, SplitOptions};
+
+/// Of 8 KB: more than an engine's default share of the memory quota holds (32 MiB).
+const BALLAST: i64 = 2500;
+
+/// A second is a long time to hear nothing.
+fn impatient() -> SplitOptions {
+    SplitOptions::default().postgres("wal_sender_timeout", "1s")
+}
+
+/// Stops the bus and commits more than the quota holds, between rows that somebody waits for; until the server is stuck in
+/// writing, since nobody reads any more.
+async fn fill(scene: &mut Scene) -> Result<()> {
+    scene.split.nats.pause()?;
+    scene.insert(100).await?;
+    scene.ballast(BALLAST).await?;
+    scene.insert(100).await?;
+    let stuck = scene
+        .slot
+        .wait(PATIENCE, |state| state.is_some_and(|state| state.wait_event.as_deref() == Some("WalSenderWriteData")));
+    stuck.await.map(drop).with_context(|| scene.split.logs())
+}
+
+async fn is_paused(scene: &Scene) -> bool {
+    scene.split.worker.metric("cdc_flow_paused").await > 0.0
+}
+
+/// Lets the bus go on; every row must arrive, and no loss may be announced.
+async fn finish(scene: &mut Scene) -> Result<()> {
+    scene.split.nats.resume()?;
+    scene.insert(10).await?;
+    scene.all_arrive_without_a_gap().await
+}
+
+/// R-FB-2: while paused nothing is read, and the server still hears from us (flow-control.md E1: else it ends us).
+#[tokio::test]
+async fn p3_01_paused_for_five_timeouts_nothing_is_lost() -> Result<()> {
+    let mut scene = Scene::start(impatient()).await?;
+    let holder = scene.slot.wait_active(PATIENCE).await?;
+    fill(&mut scene).await?;
+    let lost = scene.slot.wait(Duration::from_secs(5), |state| {
+        state.is_none_or(|state| state.pid != Some(holder) || state.flush.is_none())
+    });
+    assert!(lost.await.is_err(), "the slot changed hands, or flush_lsn was NULL");
+    assert!(is_paused(&scene).await);
+    finish(&mut scene).await?;
+    assert_eq!(scene.slot.wait_active(PATIENCE).await?, holder, "one session all along");
+    Ok(())
+}
+
+/// Invariant 15, flow-control.md E4: a close with unread bytes in the socket throws the last status away, so the worker
+/// must have seen by SQL that it counts.
+#[tokio::test]
+async fn p3_02_paused_then_sigterm_verifies_the_position_e4() -> Result<()> {
+    // Statuses are rare, one in 5 s, so that the last one tells something new.
+    let options = SplitOptions::default().worker("CDC_ADVANCE_INTERVAL_MS", "60000").worker("CDC_DRAIN_TIMEOUT", "4s");
+    let mut scene = Scene::start(options.postgres("wal_sender_timeout", "20s")).await?;
+    let tap = BusTap::start(&scene.split.nats).await?;
+    scene.insert(1).await?;
+    scene.confirmed().await?;
+    // The next status is 5 s away.
+    scene.insert(100).await?;
+    let received = scene.slot.log_end().await?;
+    scene.all_arrive().await?;
+    fill(&mut scene).await?;
+    let before = scene.slot.state().await?.context("the slot is there")?;
+    assert!(before.confirmed < Some(received), "the scene took too long: {before:?}");
+    scene.split.worker.process.signal(Signal::TERM)?;
+    scene.split.worker.process.wait(PATIENCE).await?;
+    scene.slot.wait_free(Duration::from_secs(1)).await?;
+    let confirmed = scene.slot.state().await?.and_then(|state| state.confirmed).context("the slot stays")?;
+    assert!(confirmed >= received, "received by the bus: {received}, confirmed: {confirmed}");
+    scene.split.start_worker()?;
+    finish(&mut scene).await?;
+    let tapped = tap.tapped();
+    let again = tapped.iter().find(|one| one.epoch > Some(1) && one.at.is_some_and(|at| at.commit < confirmed));
+    assert!(again.is_none(), "confirmed, and sent again: {again:?}");
+    Ok(())
+}
+
+/// R-ACK-1, flow-control.md E10: a bus that takes bytes and answers nothing has received nothing.
+#[tokio::test]
+async fn p3_06_a_stopped_bus_confirms_nothing_and_the_worker_resumes_by_itself() -> Result<()> {
+    let mut scene = Scene::start(impatient()).await?;
+    scene.insert(1).await?;
+    scene.all_arrive().await?;
+    scene.split.nats.pause()?;
+    let before = scene.slot.log_end().await?;
+    fill(&mut scene).await?;
+    let advanced = |state: Option<&aura_testkit::SlotState>| state.is_none_or(|state| state.confirmed > Some(before));
+    let advanced = scene.slot.wait(Duration::from_secs(2), advanced).await;
+    assert!(advanced.is_err(), "what nobody has received was confirmed");
+    finish(&mut scene).await?;
+    eventually(PATIENCE, || async { !is_paused(&scene).await }).await?;
+    scene.confirmed().await?;
+    assert_eq!(scene.split.worker.metric("cdc_flow_resume_by_tick_total").await, 0.0, "a wake-up was lost");
+    Ok(())
+}
+
+/// R-ACK-3: what was handed to the bus and not proved comes again.
+#[tokio::test]
+async fn p3_07_a_bus_killed_between_publish_and_receipt_gets_it_again() -> Result<()> {
+    let mut scene = Scene::start(impatient()).await?;
+    scene.insert(1).await?;
+    scene.all_arrive().await?;
+    // It takes what is published, and dies before it says so.
+    scene.split.nats.pause()?;
+    scene.insert(200).await?;
+    let read = scene.slot.log_end().await?;
+    eventually(PATIENCE, || async { scene.split.worker.metric("cdc_received_lsn").await >= read as f64 }).await?;
+    scene.split.nats.kill().await?;
+    scene.insert(200).await?;
+    scene.split.nats.start_again().await?;
+    scene.insert(10).await?;
+    // What the dying server had received and not yet passed on to the front is lost there, and announced.
+    scene.arrives().await.map(drop)
+}
+
+/// Peers §5.2: a timer that confirms what was only received loses it. The bus answers nothing for three keepalive periods,
+/// the worker is killed, and the next one delivers everything.
+#[tokio::test]
+async fn peers_5_2_nothing_is_confirmed_while_the_consumer_is_blocked() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default().postgres("wal_sender_timeout", "2s")).await?;
+    scene.split.nats.pause()?;
+    scene.insert(5).await?;
+    let first = scene.slot.log_end().await?;
+    for _ in 0..7 {
+        scene.insert(5).await?;
+    }
+    let confirmed = |state: Option<&aura_testkit::SlotState>| state.is_none_or(|state| state.confirmed >= Some(first));
+    let confirmed = scene.slot.wait(Duration::from_millis(1500), confirmed).await;
+    assert!(confirmed.is_err(), "nobody has received anything");
+    scene.split.worker.process.kill().await?;
+    scene.split.nats.resume()?;
+    scene.split.start_worker()?;
+    scene.all_arrive().await.map(drop)
+}

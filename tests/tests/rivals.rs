@@ -1,0 +1,116 @@
+//! Somebody else has the slot, or had it and doesn't know that it is gone: stopped leaders, zombies, strangers.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use aura_testkit::{SlotState, Squatter, SquatterOptions, eventually};
+
+use system_tests::{BusTap, PATIENCE, SLOT, Scene, SplitOptions};
+
+/// A client that holds the slot under this name, reads nothing, and blocks its server in writing.
+async fn squat(scene: &Scene, application_name: &str) -> Result<Squatter> {
+    let squatter = Squatter::start(SquatterOptions {
+        port: scene.split.postgres.port(),
+        login: Some(("worker".to_owned(), "worker".to_owned())),
+        database: "app".to_owned(),
+        slot: SLOT.to_owned(),
+        application_name: application_name.to_owned(),
+        plugin_options: vec![("format-version".to_owned(), "2".to_owned())],
+    })
+    .await?;
+    let blocked = |state: Option<&SlotState>| {
+        state.is_some_and(|state| state.wait_event.as_deref() == Some("WalSenderWriteData"))
+    };
+    scene.slot.wait(PATIENCE, blocked).await?;
+    Ok(squatter)
+}
+
+/// The worker is killed, and rows wait for the next one, more than fit into the buffers between a server and its client.
+/// Answers the name under which its walsender was known.
+async fn abandon(scene: &mut Scene) -> Result<String> {
+    let state = scene.slot.wait(PATIENCE, |state| state.is_some_and(|state| state.active)).await?;
+    scene.split.worker.process.kill().await?;
+    scene.slot.wait_free(PATIENCE).await?;
+    scene.insert(100).await?;
+    scene.ballast(2000).await?;
+    state.and_then(|state| state.application_name).context("it had a name")
+}
+
+/// Once the server hears nothing, it is rid of a stopped worker; that one starts again where the bus had proved receipt.
+#[tokio::test]
+async fn p3_05_a_stopped_worker_loses_the_slot_in_time_and_goes_on_cleanly() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default().postgres("wal_sender_timeout", "3s")).await?;
+    let tap = BusTap::start(&scene.split.nats).await?;
+    let writer = scene.write(100);
+    writer.more(100).await?;
+    scene.split.worker.process.pause()?;
+    scene.slot.wait_free(Duration::from_secs(5)).await?;
+    let confirmed = scene.slot.state().await?.and_then(|state| state.confirmed).context("a position")?;
+    writer.more(50).await?;
+    let woken = Instant::now();
+    scene.split.worker.process.resume()?;
+    writer.more(100).await?;
+    scene.stop_writing(writer).await?;
+    scene.all_arrive().await?;
+    let tapped = tap.tapped();
+    let again = tapped.iter().find(|one| one.when > woken && one.at.is_some_and(|at| at.commit < confirmed));
+    assert!(again.is_none(), "confirmed, and sent again: {again:?}");
+    assert!(scene.split.worker.process.exited().is_none(), "{}", scene.split.logs());
+    Ok(())
+}
+
+/// R-FB-5, R-ENG-7 Z6, Z3: flow-control.md E2 under our own name of an older epoch.
+#[tokio::test]
+async fn p3_12_scene_b_a_keepalive_only_zombie_under_our_name_is_freed() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default()).await?;
+    let name = abandon(&mut scene).await?;
+    let squatter = squat(&scene, &name).await?;
+    scene.split.start_worker()?;
+    scene.split.wait_until_streaming().await?;
+    eventually(PATIENCE, || async { !squatter.is_connected() }).await?;
+    scene.all_arrive().await.map(drop)
+}
+
+/// R-FB-5, R-ENG-6: what isn't ours is shown and left alone.
+#[tokio::test]
+async fn p3_12_scene_b_a_stranger_on_the_slot_is_named_and_never_killed() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default()).await?;
+    abandon(&mut scene).await?;
+    let squatter = squat(&scene, "somebody's report").await?;
+    scene.split.start_worker()?;
+    let shown = eventually(PATIENCE, || async {
+        let engine = scene.split.engine().await.unwrap_or_default();
+        engine["reason"].as_str().is_some_and(|reason| reason.contains("slot_in_use_by_other"))
+    });
+    shown.await.with_context(|| scene.split.logs())?;
+    assert!(squatter.is_connected());
+    drop(squatter);
+    scene.split.wait_until_streaming().await?;
+    scene.all_arrive().await.map(drop)
+}
+
+/// R-LEASE-1, R-LEASE-2, R-SD-5: a leader that slept past its lease neither publishes anything that counts nor confirms.
+#[tokio::test]
+async fn scene_d_a_leader_stopped_past_its_lease_is_fenced_when_it_wakes() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default()).await?;
+    let writer = scene.write(100);
+    writer.more(100).await?;
+    // In the middle of its work, with rows in its socket and in its memory.
+    scene.split.worker.process.pause()?;
+    let first = scene.slot.wait_active(PATIENCE).await?;
+    let second = scene.split.another_worker()?;
+    let took_over = eventually(PATIENCE, || second.is_streaming()).await;
+    took_over.with_context(|| second.process.lines().join("\n"))?;
+    let holder = scene.slot.wait_active(PATIENCE).await?;
+    assert_ne!(holder, first);
+    writer.more(100).await?;
+    scene.split.worker.process.resume()?;
+    let gave_up = eventually(PATIENCE, || async { !scene.split.worker.is_streaming().await }).await;
+    gave_up.with_context(|| scene.split.logs())?;
+    writer.more(100).await?;
+    scene.stop_writing(writer).await?;
+    scene.arrives().await?;
+    assert_eq!(scene.slot.wait_active(PATIENCE).await?, holder, "the slot stays with the second");
+    assert!(second.is_streaming().await);
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! A source that goes away, comes back, is shut down, throws the slot away, or writes to tables that nobody follows.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use aura_testkit::{Shutdown, SlotState, eventually};
+use tokio::time::timeout;
+use tokio_postgres::Client;
+
+use system_tests::{PATIENCE, Scene, SplitOptions, Subscriber, curl};
+
+#[tokio::test]
+async fn p3_10_a_terminated_walsender_is_followed_by_another_and_nothing_is_lost() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default()).await?;
+    let writer = scene.write(200);
+    for _ in 0..3 {
+        let holder = scene.slot.wait_active(PATIENCE).await?;
+        writer.more(100).await?;
+        scene.slot.terminate().await?;
+        let other = |state: Option<&SlotState>| state.is_some_and(|state| state.pid.is_some_and(|pid| pid != holder));
+        scene.slot.wait(PATIENCE, other).await.with_context(|| scene.split.logs())?;
+    }
+    writer.more(100).await?;
+    scene.stop_writing(writer).await?;
+    scene.all_arrive_without_a_gap().await
+}
+
+/// R-LSN-2, R-DEC-5: what others write to tables that nobody follows doesn't pile up.
+#[tokio::test]
+async fn p3_14_an_idle_slot_follows_a_gigabyte_of_foreign_writes() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default().postgres("max_wal_size", "256MB")).await?;
+    scene
+        .sql
+        .batch_execute("create table others (body text); alter table others alter body set storage external")
+        .await?;
+    let before = scene.slot.log_end().await?;
+    for _ in 0..16 {
+        let insert = "insert into others select repeat('x', 8000) from generate_series(1, 8000)";
+        scene.sql.batch_execute(insert).await?;
+        scene.sql.batch_execute("truncate others").await?;
+    }
+    let end = scene.slot.log_end().await?;
+    assert!(end - before > 1 << 30, "{} bytes", end - before);
+    let kept = |state: &SlotState| end.saturating_sub(state.restart.unwrap_or(0));
+    let follows =
+        |state: Option<&SlotState>| state.is_some_and(|state| state.confirmed >= Some(end) && kept(state) < 64 << 20);
+    scene.slot.wait(PATIENCE, follows).await?;
+    scene.insert(1).await?;
+    scene.all_arrive_without_a_gap().await
+}
+
+/// Peers §5.1: two commits with nothing in between. Of the first one's end plus one, sent as the position, the server
+/// would skip the second.
+#[tokio::test]
+async fn peers_5_1_adjacent_commits_both_arrive_when_only_the_first_was_confirmed() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default()).await?;
+    let other = scene.split.project("other").await?;
+    other.table("events").await?;
+    let theirs = Subscriber::start(&other, "events").await?;
+    let (two, lock) = (other.sql().await?, other.sql().await?);
+    let mut adjacent = false;
+    for id in 1..=3_i64 {
+        let insert = format!("begin; insert into events values ({id})");
+        scene.sql.batch_execute(&insert).await?;
+        two.batch_execute(&insert).await?;
+        // Waits for the second transaction, and then nobody can judge its row: it stays unconfirmed.
+        let locked = async { Ok(lock.batch_execute("begin; lock table events in access exclusive mode").await?) };
+        let before = scene.slot.log_end().await?;
+        let commits = async {
+            eventually(PATIENCE, || async { waits_for_lock(&scene.sql).await.unwrap_or(false) }).await?;
+            scene.sql.batch_execute("commit").await?;
+            anyhow::Ok(two.batch_execute("commit").await?)
+        };
+        tokio::try_join!(locked, commits)?;
+        scene.subscriber.wait(id).await?;
+        let moved = |state: Option<&SlotState>| state.is_some_and(|state| state.confirmed > Some(before));
+        let confirmed = scene.slot.wait(PATIENCE, moved).await?.and_then(|state| state.confirmed);
+        scene.split.worker.process.kill().await?;
+        lock.batch_execute("rollback").await?;
+        scene.slot.wait_free(PATIENCE).await?;
+        scene.split.start_worker()?;
+        theirs.wait(id).await.with_context(|| scene.split.logs())?;
+        adjacent |= theirs.seen().changes.last().map(|change| change.at.commit) == confirmed;
+    }
+    assert!(adjacent, "something was always written between the two commits");
+    for seen in [scene.subscriber.seen(), theirs.seen()] {
+        let ids: Vec<i64> = seen.changes.iter().map(|change| change.id).collect();
+        assert_eq!(ids, [1, 2, 3]);
+    }
+    Ok(())
+}
+
+async fn waits_for_lock(sql: &Client) -> Result<bool> {
+    let waiting = "select count(*) from pg_locks where not granted and mode = 'AccessExclusiveLock'";
+    Ok(sql.query_one(waiting, &[]).await?.get::<_, i64>(0) > 0)
+}
+
+/// R-FB-8: a fast shutdown waits for its walsenders, which wait for us.
+async fn fast_shutdown(rate: u32) -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default().own_platform()).await?;
+    let writer = scene.write(rate);
+    writer.more(3).await?;
+    let stopped = timeout(Duration::from_secs(5), scene.split.postgres.stop(Shutdown::Fast)).await;
+    stopped.with_context(|| scene.split.logs())??;
+    scene.split.postgres.start_again().await?;
+    scene.split.wait_until_streaming().await?;
+    writer.more(3).await?;
+    scene.stop_writing(writer).await?;
+    scene.all_arrive_without_a_gap().await
+}
+
+#[tokio::test]
+async fn scene_e_a_fast_shutdown_of_a_quiet_source_takes_no_time_and_all_resumes() -> Result<()> {
+    fast_shutdown(3).await
+}
+
+/// The server keeps little for a slot.
+fn frugal() -> SplitOptions {
+    let options = SplitOptions::default().postgres("max_slot_wal_keep_size", "16MB").postgres("max_wal_size", "64MB");
+    options.postgres("min_wal_size", "32MB").own_platform()
+}
+
+fn is_lost(state: Option<&SlotState>) -> bool {
+    state.is_none_or(|state| state.wal_status.as_deref() == Some("lost"))
+}
+
+/// Writes more than the slot may keep while the bus is stopped and the worker reads no more: the server throws the slot
+/// away. The account's first 10 rows are received, the next 10 lost.
+async fn overflow(scene: &mut Scene) -> Result<()> {
+    scene.insert(10).await?;
+    scene.all_arrive().await?;
+    scene.split.nats.pause()?;
+    scene.insert(10).await?;
+    for _ in 0..40 {
+        scene.ballast(500).await?;
+        scene.sql.batch_execute("select pg_switch_wal(); checkpoint").await?;
+        if is_lost(scene.slot.state().await?.as_ref()) {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("the slot survives: {:?}", scene.slot.state().await?)
+}
+
+/// The slot's loss is one loss: one new slot, soon, and one gap that tells everybody.
+#[tokio::test]
+async fn p3_13_scene_g_an_overflow_in_a_pause_is_one_gap_and_one_new_slot() -> Result<()> {
+    let mut scene = Scene::start(frugal()).await?;
+    overflow(&mut scene).await?;
+    let lost = Instant::now();
+    scene.split.nats.resume()?;
+    let worker = &scene.split.worker;
+    let again = || async { worker.metric("cdc_slot_recreated_total").await >= 1.0 && worker.is_streaming().await };
+    eventually(PATIENCE, again).await.with_context(|| scene.split.logs())?;
+    assert!(lost.elapsed() < Duration::from_secs(10), "{:?}", lost.elapsed());
+    scene.insert(10).await?;
+    let audit = scene.arrives().await?;
+    assert!(audit.announced <= 10 && audit.gaps == 1, "{audit:?}: {:?}", scene.subscriber.seen().gaps);
+    assert_eq!(scene.split.worker.metric("cdc_slot_recreated_total").await, 1.0);
+    let url = format!("{}/v1/engines/shared/gaps", scene.split.api_url);
+    let gaps = curl("GET", &url, scene.split.platform_key().await?, None).await?.body;
+    assert_eq!(gaps["items"].as_array().map(Vec::len), Some(1), "{gaps}");
+    Ok(())
+}
