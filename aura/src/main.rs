@@ -27,7 +27,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Dev(dev::DevOptions),
-    Serve(serve::ServeOptions),
+    Serve(Box<serve::ServeOptions>),
     Migrate(migrate::MigrateOptions),
     Token(token::TokenOptions),
 }
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
         match cli.command {
             // Boxed: the undivided stack's future is large.
             Command::Dev(options) => Box::pin(dev::run(options, shutdown)).await,
-            Command::Serve(options) => Box::pin(serve::run(options, shutdown)).await,
+            Command::Serve(options) => Box::pin(serve::run(*options, shutdown)).await,
             Command::Migrate(options) => migrate::run(options).await.map(|()| vec![]),
             Command::Token(options) => token::run(options).await.map(|()| vec![]),
         }

@@ -114,7 +114,7 @@ impl Stack {
     pub(crate) async fn run(self, listener: TcpListener, shutdown: &ShutdownHandle) -> Result<Vec<EngineReport>> {
         let (stop, sockets_closed) = (shutdown.token(), CancellationToken::new());
         let (worker, api, front) = (self.worker, self.api, self.front.clone());
-        let engines = shutdown.spawn("engines", worker.run(stop.clone()));
+        let engines = shutdown.spawn("engines", worker.run(shutdown.clone()));
         let stopped = stop.clone();
         let api = shutdown.spawn("api", async move { api.run(stopped).await });
         // The front outlives its sockets, which outlive the trigger.
@@ -129,11 +129,12 @@ impl Stack {
             front.await
         };
         let components = async { tokio::join!(engines, api, sockets, server.finished()) };
-        phases.run("components", Cap::Leaving(LEAVE), components).await;
+        let ended = phases.run("components", Cap::Leaving(LEAVE), components).await;
         // The database may be stopped next.
         let leaving = async { tokio::join!(server.close(), self.store.pool().close()) };
         phases.run("leave", Cap::AtMost(LEAVE), leaving).await;
-        Ok(vec![])
+        let engines = ended.and_then(|(engines, ..)| engines.ok()).flatten();
+        Ok(engines.unwrap_or_default())
     }
 }
 

@@ -53,6 +53,9 @@ pub struct WorkerArgs {
     /// Smallest distance of two advances of the confirmed position, in milliseconds.
     #[arg(long, env = "CDC_ADVANCE_INTERVAL_MS", default_value_t = 100)]
     advance_interval_ms: u64,
+    /// Who streams from a slot for this long and has never confirmed anything is a zombie: seconds, or with s or m.
+    #[arg(long, env = "CDC_ZOMBIE_AFTER", default_value = "5m", value_parser = time)]
+    zombie_after: Duration,
     /// Where leases are kept.
     #[arg(long, env = "LEASE_BACKEND", default_value = "auto", value_enum)]
     lease_backend: LeaseKind,
@@ -98,6 +101,7 @@ impl WorkerArgs {
             memory_quota: self.memory_quota,
             max_engines: self.max_engines,
             advance_interval: Duration::from_millis(self.advance_interval_ms),
+            zombie_after: self.zombie_after,
             lease_duration: Duration::from_secs(self.lease_duration_secs),
             ..WorkerSettings::default()
         }
@@ -116,15 +120,26 @@ fn bytes(text: &str) -> Result<usize, String> {
     number.checked_mul(unit).ok_or_else(|| "too large".to_owned())
 }
 
+/// `5m`, `300s`, `300`.
+fn time(text: &str) -> Result<Duration, String> {
+    let (digits, unit) =
+        text.strip_suffix('m').map_or_else(|| (text.strip_suffix('s').unwrap_or(text), 1), |digits| (digits, 60));
+    let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    number.map(Duration::from_secs).ok_or_else(|| "a number of seconds, or one with s or m".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_units() {
+    fn sizes_and_times_have_units() {
         assert_eq!(bytes("256MiB"), Ok(256 << 20));
         assert_eq!(bytes("1MB"), Ok(1_000_000));
         assert_eq!(bytes("17"), Ok(17));
         assert!(bytes("lots").is_err());
+        assert_eq!(time("5m"), Ok(Duration::from_secs(300)));
+        assert_eq!(time("90"), time("90s"));
+        assert!(time("1h").is_err());
     }
 }

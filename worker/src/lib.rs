@@ -1,27 +1,48 @@
 //! The worker: holds leases of sources and runs their engines — slot, reader, shards, visibility, bus.
 
+mod actor;
 mod args;
 mod encode;
 mod engine;
 mod fronts;
+mod pool;
 mod settings;
+mod states;
 mod status;
+mod stop;
 mod subs;
 mod supervisor;
+mod watchdog;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 pub use args::{LeaseKind, WorkerArgs};
 use aura_bus::SharedBus;
-use aura_domain::{SourceId, WorkerId};
+use aura_domain::{EngineReport, EngineState, SourceId, WorkerId};
+use aura_kit::ShutdownHandle;
 use aura_lease::LeaseBackend;
 use aura_store::Store;
 use serde_json::json;
 pub use settings::WorkerSettings;
 pub use status::EngineStatus;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{engine::EngineDeps, fronts::Fronts, status::StatusBoard};
+use crate::{
+    actor::Handle,
+    engine::EngineDeps,
+    fronts::Fronts,
+    status::StatusBoard,
+    supervisor::Supervisor,
+    watchdog::{Watchdog, Watchlist},
+};
+
+/// Of the process's drain time, for the kill ladder: its own rungs, and a first answer of the server.
+const LADDER_RESERVE: Duration = Duration::from_secs(2);
 
 /// What a worker needs.
 pub struct WorkerDeps {
@@ -38,6 +59,7 @@ pub struct WorkerDeps {
 /// A worker of the pool; runs the engines whose leases it holds.
 pub struct Worker {
     deps: EngineDeps,
+    desks: watch::Sender<HashMap<SourceId, Handle>>,
 }
 
 impl Worker {
@@ -47,7 +69,9 @@ impl Worker {
         // Unique per start: a restarted process is another holder and gets another epoch.
         let worker = WorkerId(format!("worker-{}", uuid::Uuid::new_v4()));
         let (board, fronts) = (Arc::new(StatusBoard::default()), Arc::new(Fronts::default()));
-        Self { deps: EngineDeps { store, bus, lease, worker, settings, board, fronts } }
+        let watchlist = Watchlist::default();
+        let deps = EngineDeps { store, bus, lease, worker, settings, board, fronts, watchlist };
+        Self { deps, desks: watch::Sender::default() }
     }
 
     /// A handle on what the engines are doing.
@@ -55,17 +79,60 @@ impl Worker {
         WorkerStatus { worker: self.deps.worker.clone(), board: Arc::clone(&self.deps.board) }
     }
 
-    /// Runs until `stop`, then drains every engine inside `drain_timeout` and releases its lease.
-    pub async fn run(self, stop: CancellationToken) {
+    /// What reaches the engines' actors without the platform database.
+    pub fn desk(&self) -> Desk {
+        Desk { handles: self.desks.subscribe() }
+    }
+
+    /// Runs until the shutdown, then drains every engine before its deadline, frees its slot and releases its lease.
+    /// Answers how the engines ended.
+    pub async fn run(self, shutdown: ShutdownHandle) -> Vec<EngineReport> {
         let tasks = TaskTracker::new();
         let (fronts, bus, listening) =
             (Arc::clone(&self.deps.fronts), Arc::clone(&self.deps.bus), CancellationToken::new());
         let listener_stop = listening.clone();
         tasks.spawn(async move { fronts.listen(bus, listener_stop).await });
-        supervisor::run(self.deps, stop).await;
+        let limit = self.deps.settings.watchdog_limit;
+        let watchdog = Watchdog::start(self.deps.watchlist.clone(), limit, shutdown.clone());
+        let _watchdog = watchdog.inspect_err(|error| tracing::error!(%error, "no thread for the watchdog"));
+        let (drained_by, process) = watch::channel(None);
+        tasks.spawn(pass_on(shutdown.deadlines(), drained_by));
+        let reports = Supervisor::new(self.deps, process).run(self.desks).await;
         listening.cancel();
         tasks.close();
         tasks.wait().await;
+        reports
+    }
+}
+
+/// Reaches the actors of this process's engines; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Desk {
+    handles: watch::Receiver<HashMap<SourceId, Handle>>,
+}
+
+impl Desk {
+    /// Ends a source's engine here at once, without the platform database; never waits. False = it doesn't run here.
+    pub fn force_close(&self, source: SourceId) -> bool {
+        let handles = self.handles.borrow();
+        let Some(handle) = handles.get(&source).filter(|handle| handle.is_leading()) else { return false };
+        handle.force_close();
+        true
+    }
+}
+
+/// When the engines must have drained: some of the time is kept for those that have to be cut (R-ENG-4).
+async fn pass_on(mut deadlines: watch::Receiver<Option<Instant>>, drained_by: watch::Sender<Option<Instant>>) {
+    loop {
+        let deadline = *deadlines.borrow_and_update();
+        if let Some(at) = deadline {
+            let left = at.saturating_duration_since(Instant::now());
+            drained_by.send_replace(Some(at - LADDER_RESERVE.min(left / 3)));
+        }
+        tokio::select! {
+            Ok(()) = deadlines.changed() => {}
+            () = drained_by.closed() => return,
+        }
     }
 }
 
@@ -97,7 +164,8 @@ impl WorkerStatus {
     /// False until the slot of every engine that this worker leads is confirmed to be healthy, and while it leads none.
     pub fn cdc_active(&self) -> bool {
         let engines = self.board.read();
-        let mut led = engines.values().filter(|engine| engine.epoch.is_some() && engine.state != "stopped").peekable();
+        let mut led =
+            engines.values().filter(|engine| engine.epoch.is_some() && engine.state != EngineState::Stopped).peekable();
         led.peek().is_some() && led.all(|engine| engine.cdc_active)
     }
 }

@@ -59,12 +59,13 @@ fn main() -> ExitCode {
 async fn run(config: Config, shutdown: ShutdownHandle) -> Result<Vec<EngineReport>> {
     let Some(parts) = shutdown.unless_triggered(Box::pin(build(&config, &shutdown))).await else { return Ok(vec![]) };
     let (worker, server) = parts?;
-    let engines = shutdown.spawn("engines", worker.run(shutdown.token()));
+    let engines = shutdown.spawn("engines", worker.run(shutdown.clone()));
     shutdown.token().cancelled().await;
     let phases = shutdown.phases();
-    phases.run("engines", Cap::Leaving(LEAVE), engines).await;
+    let reports = phases.run("engines", Cap::Leaving(LEAVE), engines).await;
     phases.run("leave", Cap::AtMost(LEAVE), server.close()).await;
-    Ok(vec![])
+    // Without a word of its own: it was cut off or has panicked, and the shutdown knows.
+    Ok(reports.and_then(Result::ok).flatten().unwrap_or_default())
 }
 
 async fn build(config: &Config, shutdown: &ShutdownHandle) -> Result<(Worker, Server)> {

@@ -15,6 +15,10 @@ pub struct WorkerSettings {
     pub advance_interval: Duration,
     /// `CDC_DRAIN_TIMEOUT`, the final position included.
     pub drain_timeout: Duration,
+    /// `CDC_ZOMBIE_AFTER`: who streams for this long and has never confirmed anything is a zombie (R-ENG-7 Z1).
+    pub zombie_after: Duration,
+    /// An engine's task without a sign of life for this long is cut off (R-FB-4).
+    pub watchdog_limit: Duration,
     /// `LEASE_DURATION_SECS`.
     pub lease_duration: Duration,
     /// Largest event in bytes; a larger one is reduced (R-BIG-4).
@@ -32,6 +36,8 @@ impl Default for WorkerSettings {
             max_engines: 8,
             advance_interval: Duration::from_millis(100),
             drain_timeout: Duration::from_secs(25),
+            zombie_after: Duration::from_secs(300),
+            watchdog_limit: Duration::from_secs(30),
             lease_duration: Duration::from_secs(15),
             max_event_bytes: 8 << 20,
             visibility_connections: 16,

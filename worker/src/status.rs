@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use aura_domain::{Epoch, Lsn, SourceId};
+use aura_domain::{EngineLive, EngineState, Epoch, SourceId};
 use serde::Serialize;
 
 /// One engine, as this worker sees it.
@@ -14,29 +14,20 @@ pub struct EngineStatus {
     /// Source's name.
     pub name: String,
     /// Observed state (design §7).
-    pub state: &'static str,
-    /// Closed set of codes, why it isn't running.
+    pub state: EngineState,
+    /// Closed set of codes, why it isn't running; what clients are told.
+    pub code: Option<&'static str>,
+    /// The code and, for the operator, what is known besides.
     pub reason: Option<String>,
+    /// When it entered the state, RFC 3339 UTC.
+    pub since: String,
     /// The slot was confirmed to be healthy: the stream's first frame has arrived.
     pub cdc_active: bool,
     /// Fencing token; absent while somebody else holds the lease.
     pub epoch: Option<Epoch>,
-    /// `wal2json` or `pgoutput`.
-    pub plugin: Option<&'static str>,
-    /// End of what was read.
-    pub received_lsn: Lsn,
-    /// End of what the bus has received without a hole.
-    pub resolved_lsn: Lsn,
-    /// Last flush position sent to the server.
-    pub confirmed_lsn: Lsn,
-    /// Registered tables that the running filter covers.
-    pub tables: usize,
-    /// Registered tables that it doesn't (R-HOLE-1).
-    pub holes: usize,
-    /// Bytes held, of the engine's share of the quota.
-    pub used_bytes: usize,
-    /// Reading is paused since too much is held.
-    pub paused: bool,
+    /// The same as in the platform database.
+    #[serde(flatten)]
+    pub live: EngineLive,
 }
 
 impl EngineStatus {
@@ -44,37 +35,44 @@ impl EngineStatus {
     pub(crate) fn standby(name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            state: "stopped",
+            state: EngineState::Stopped,
+            code: Some("standby"),
             reason: Some("standby".to_owned()),
+            since: now(),
             cdc_active: false,
             epoch: None,
-            plugin: None,
-            received_lsn: Lsn::ZERO,
-            resolved_lsn: Lsn::ZERO,
-            confirmed_lsn: Lsn::ZERO,
-            tables: 0,
-            holes: 0,
-            used_bytes: 0,
-            paused: false,
+            live: EngineLive::default(),
         }
     }
-}
 
-impl EngineStatus {
     /// Sets the gauges of the source; a position is given in bytes of log.
     pub(crate) fn measure(&self, source: SourceId) {
+        let live = &self.live;
         let gauges = [
-            ("cdc_received_lsn", self.received_lsn.0),
-            ("cdc_resolved_lsn", self.resolved_lsn.0),
-            ("cdc_confirmed_lsn", self.confirmed_lsn.0),
-            ("cdc_flow_used_bytes", self.used_bytes as u64),
-            ("cdc_flow_paused", u64::from(self.paused)),
-            ("cdc_holes", self.holes as u64),
+            ("cdc_received_lsn", live.received_lsn.0),
+            ("cdc_resolved_lsn", live.resolved_lsn.0),
+            ("cdc_confirmed_lsn", live.confirmed_lsn.0),
+            ("cdc_flow_used_bytes", live.flow.used_bytes),
+            ("cdc_flow_paused", u64::from(live.flow.paused_since.is_some())),
+            ("cdc_holes", live.holes as u64),
         ];
         for (name, value) in gauges {
             metrics::gauge!(name, "source" => source.to_string()).set(value as f64);
         }
     }
+
+    /// One gauge per state, 1 for the present one.
+    pub(crate) fn measure_state(&self, source: SourceId) {
+        for state in EngineState::ALL {
+            let labels = [("source", source.to_string()), ("state", state.to_string())];
+            metrics::gauge!("cdc_pipeline_state", &labels).set(if *state == self.state { 1.0 } else { 0.0 });
+        }
+    }
+}
+
+/// RFC 3339, UTC, to the millisecond.
+pub(crate) fn now() -> String {
+    format!("{:.3}", jiff::Timestamp::now())
 }
 
 /// The present status of all engines.
@@ -86,6 +84,11 @@ impl StatusBoard {
     pub(crate) fn update(&self, source: SourceId, name: &str, change: impl FnOnce(&mut EngineStatus)) {
         let mut board = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         change(board.entry(source).or_insert_with(|| EngineStatus::standby(name)));
+    }
+
+    /// A source that is gone.
+    pub(crate) fn forget(&self, source: SourceId) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&source);
     }
 
     /// A copy.

@@ -1,85 +1,252 @@
-//! Which engines this process runs: one lease loop for each source of the platform database.
+//! Reads the platform database, plans, and gives each engine's actor its orders; says that this worker is alive.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
-
-use aura_domain::{Desired, SourceId};
-use aura_lease::{LeaseConfig, run_with_lease};
-use aura_store::{Signal, SignalListener, Source};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
-
-use crate::{
-    engine::{self, EngineDeps},
-    status::EngineStatus,
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
-/// Sources are looked at this often, signal or not.
-const REFRESH: Duration = Duration::from_secs(3);
+use aura_domain::{Desired, EngineReport, SourceId, WorkerId};
+use aura_store::{Engine, NewWorker, Signal, SignalListener, Source, Store, StoreError, WorkerRow};
+use tokio::{
+    sync::watch,
+    task::{JoinHandle, JoinSet},
+    time::{Instant as Clock, sleep, timeout},
+};
 
-/// Runs engines until `stop`, then waits until all have drained and left.
-pub(crate) async fn run(deps: EngineDeps, stop: CancellationToken) {
-    let tasks = TaskTracker::new();
-    let mut running: HashMap<SourceId, CancellationToken> = HashMap::new();
-    let mut listener = None;
-    while !stop.is_cancelled() {
-        match deps.store.sources().await {
-            Ok(sources) => reconcile(&deps, sources, &mut running, &tasks, &stop).await,
-            Err(error) => tracing::warn!(%error, "can't read the sources, keeping the engines that run"),
-        }
-        if listener.is_none() {
-            listener = deps.store.listen().await.ok();
-        }
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = signalled(&mut listener) => {}
-        }
-    }
-    tasks.close();
-    tasks.wait().await;
+use crate::{
+    actor::{Actor, Handle, Orders, Row},
+    engine::EngineDeps,
+    pool::{self, Holder, Member, Wanted},
+};
+
+/// The rows are read this often, signal or not: a stop works without the bus, and with a signal that was lost (R-ENG-3).
+const REFRESH: Duration = Duration::from_secs(1);
+/// Period of a worker's sign of life (R-LEASE-3).
+const HEARTBEAT: Duration = Duration::from_secs(2);
+/// A worker that missed three is dead, even if leases are shorter.
+const MISSED: Duration = Duration::from_secs(6);
+/// Saying goodbye at the end; whoever is silent is forgotten anyway.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// See the module.
+pub(crate) struct Supervisor {
+    deps: EngineDeps,
+    process: watch::Receiver<Option<Clock>>,
+    actors: HashMap<SourceId, Handle>,
+    working: JoinSet<Option<EngineReport>>,
+    pool: Pool,
 }
 
-/// Starts what should run here and stops what should not.
-async fn reconcile(
-    deps: &EngineDeps,
+/// What one read of the platform database said.
+struct View {
     sources: Vec<Source>,
-    running: &mut HashMap<SourceId, CancellationToken>,
-    tasks: &TaskTracker,
-    stop: &CancellationToken,
-) {
-    for source in sources {
-        let wanted = match deps.store.engine(source.id).await {
-            Ok(engine) => engine.is_none_or(|engine| engine.desired == Desired::Running),
-            Err(_) => continue,
+    engines: BTreeMap<SourceId, Arc<Engine>>,
+    workers: Vec<WorkerRow>,
+    read: Instant,
+}
+
+/// What only shows from one look to the next.
+struct Pool {
+    me: WorkerId,
+    dead_after: Duration,
+    members: BTreeSet<String>,
+    stable_since: Instant,
+    orphans: HashMap<SourceId, Instant>,
+}
+
+impl Supervisor {
+    pub(crate) fn new(deps: EngineDeps, process: watch::Receiver<Option<Clock>>) -> Self {
+        let pool = Pool {
+            me: deps.worker.clone(),
+            dead_after: deps.settings.lease_duration.max(MISSED),
+            members: BTreeSet::new(),
+            stable_since: Instant::now(),
+            orphans: HashMap::new(),
         };
-        match (wanted, running.get(&source.id)) {
-            (true, None) => {
-                let token = stop.child_token();
-                running.insert(source.id, token.clone());
-                deps.board.update(source.id, &source.name, |_: &mut EngineStatus| {});
-                tasks.spawn(hold(deps.clone(), source, token));
+        Self { deps, process, actors: HashMap::new(), working: JoinSet::new(), pool }
+    }
+
+    /// The handles of the actors, for whoever must reach one without the platform database.
+    pub(crate) async fn run(mut self, desks: watch::Sender<HashMap<SourceId, Handle>>) -> Vec<EngineReport> {
+        let heart = self.beat();
+        let mut listener = None;
+        while self.process.borrow_and_update().is_none() {
+            match View::read(&self.deps.store).await {
+                Ok(view) => {
+                    self.follow(view);
+                    desks.send_replace(self.actors.clone());
+                }
+                Err(error) => tracing::warn!(%error, "can't read the engines, going on with what was ordered"),
             }
-            (false, Some(token)) => {
-                token.cancel();
-                running.remove(&source.id);
+            if listener.is_none() {
+                listener = self.deps.store.listen().await.ok();
             }
-            _ => {}
+            let mut process = self.process.clone();
+            tokio::select! {
+                _ = process.wait_for(Option::is_some) => {}
+                () = signalled(&mut listener) => {}
+            }
+        }
+        let reports = self.end().await;
+        heart.abort();
+        let _ = timeout(GOODBYE, self.deps.store.remove_worker(&self.deps.worker)).await;
+        reports
+    }
+
+    /// Goes on reading: an operator may still tighten a stop, and actors see who has taken over.
+    async fn end(&mut self) -> Vec<EngineReport> {
+        let mut reports = Vec::new();
+        loop {
+            tokio::select! {
+                ended = self.working.join_next() => match ended {
+                    Some(Ok(report)) => reports.extend(report),
+                    Some(Err(error)) => tracing::error!(%error, "an engine's actor ended without a word"),
+                    None => return reports,
+                },
+                () = sleep(REFRESH) => if let Ok(Ok(view)) = timeout(REFRESH, View::read(&self.deps.store)).await {
+                    self.pass_on(&view, &pool::Plan::default());
+                },
+            }
+        }
+    }
+
+    /// A task of its own: reading the rows may take long.
+    fn beat(&self) -> JoinHandle<()> {
+        let (store, worker, mut process) = (self.deps.store.clone(), self.deps.worker.clone(), self.process.clone());
+        let (max_engines, host) = (self.deps.settings.max_engines, host());
+        tokio::spawn(async move {
+            loop {
+                let draining = process.borrow_and_update().is_some();
+                let row = NewWorker { id: &worker, host: &host, version: VERSION, max_engines, draining };
+                if let Err(error) = store.heartbeat(row).await {
+                    tracing::warn!(%error, "the worker's sign of life isn't written");
+                }
+                tokio::select! {
+                    () = sleep(HEARTBEAT) => {}
+                    Ok(()) = process.changed() => {}
+                }
+            }
+        })
+    }
+
+    fn follow(&mut self, view: View) {
+        while let Some(ended) = self.working.try_join_next() {
+            if let Err(error) = ended {
+                tracing::error!(%error, "an engine's actor ended without a word");
+            }
+        }
+        for source in &view.sources {
+            if !self.actors.get(&source.id).is_some_and(Handle::is_working) {
+                self.hire(source.clone());
+            }
+        }
+        let leading = |source: &SourceId| self.actors.get(source).is_some_and(Handle::is_leading);
+        let plan = self.pool.plan(&view, leading);
+        self.pass_on(&view, &plan);
+        // Without orders its actor ends, and drains first if it leads.
+        let known: BTreeSet<_> = view.sources.iter().map(|source| source.id).collect();
+        self.actors.retain(|source, handle| {
+            let gone = !known.contains(source);
+            if gone {
+                handle.orders.send_replace(Orders { give_up: true, ..Orders::default() });
+                self.deps.board.forget(*source);
+            }
+            !gone
+        });
+    }
+
+    fn hire(&mut self, source: Source) {
+        self.deps.board.update(source.id, &source.name, |_| {});
+        let id = source.id;
+        let (actor, handle) = Actor::new(self.deps.clone(), source, self.process.clone());
+        self.actors.insert(id, handle);
+        self.working.spawn(actor.work());
+    }
+
+    fn pass_on(&self, view: &View, plan: &pool::Plan) {
+        for (source, handle) in &self.actors {
+            let row = view.engines.get(source).map(|engine| Row { engine: Arc::clone(engine), read: view.read });
+            let seek = plan.seek.contains(source);
+            handle.orders.send_replace(Orders { seek, give_up: plan.give_up == Some(*source), row });
         }
     }
 }
 
-async fn hold(deps: EngineDeps, source: Source, stop: CancellationToken) {
-    let config = LeaseConfig {
-        name: format!("source-{}", source.id),
-        holder: deps.worker.clone(),
-        duration: deps.settings.lease_duration,
-        retry: (deps.settings.lease_duration / 10).min(Duration::from_secs(1)),
-    };
-    let lease = Arc::clone(&deps.lease);
-    let work = |claim, lost| engine::run(deps.clone(), source.clone(), claim, lost, stop.clone());
-    run_with_lease(&*lease, &config, stop.clone(), work).await;
+impl View {
+    async fn read(store: &Store) -> Result<Self, StoreError> {
+        let (sources, workers) = (store.sources().await?, store.workers().await?);
+        // Durations of the rows count from before they were read: a deadline may only come earlier by that.
+        let read = Instant::now();
+        let engines = store.engines().await?.into_iter().map(|engine| (engine.source, Arc::new(engine))).collect();
+        Ok(Self { sources, engines, workers, read })
+    }
+}
+
+impl Pool {
+    fn plan(&mut self, view: &View, leading: impl Fn(&SourceId) -> bool) -> pool::Plan {
+        let alive: Vec<_> = view.workers.iter().filter(|worker| self.is_alive(worker)).collect();
+        let mut members: Vec<_> = alive.iter().filter(|worker| !worker.draining).map(|worker| member(worker)).collect();
+        if !members.iter().any(|member| member.id == self.me) {
+            // Our own sign of life is late; we are here.
+            members.extend(view.workers.iter().filter(|worker| worker.id == self.me).map(member));
+        }
+        let ids: BTreeSet<_> = members.iter().map(|member| member.id.0.clone()).collect();
+        if ids != self.members {
+            (self.members, self.stable_since) = (ids, Instant::now());
+        }
+        let wanted: Vec<_> = view.engines.values().filter(|engine| is_wanted(engine)).collect();
+        self.orphans.retain(|source, _| view.engines.contains_key(source));
+        let wanted: Vec<_> = wanted.iter().map(|engine| self.wanted(engine, &alive, &leading)).collect();
+        pool::plan(&self.me, &members, &wanted, self.stable_since.elapsed())
+    }
+
+    fn wanted(&mut self, engine: &Engine, alive: &[&WorkerRow], leading: &impl Fn(&SourceId) -> bool) -> Wanted {
+        let source = engine.source;
+        let runs = |holder: &&WorkerId| match **holder == self.me {
+            true => leading(&source),
+            // Who has lost a lease writes nothing, that either: its last word gets old.
+            false => alive.iter().any(|worker| worker.id == **holder) && !self.is_stale(engine),
+        };
+        let holder = match engine.holder.as_ref().filter(runs) {
+            Some(holder) => {
+                self.orphans.remove(&source);
+                Holder::Live(holder.clone())
+            }
+            // A run that has just begun isn't in the row yet.
+            None if leading(&source) => Holder::Live(self.me.clone()),
+            None => Holder::None(self.orphans.entry(source).or_insert_with(Instant::now).elapsed()),
+        };
+        Wanted { source, holder }
+    }
+
+    fn is_alive(&self, worker: &WorkerRow) -> bool {
+        Duration::from_millis(worker.silent_ms.unsigned_abs()) < self.dead_after
+    }
+
+    fn is_stale(&self, engine: &Engine) -> bool {
+        engine.live_age_ms.is_some_and(|age| Duration::from_millis(age.unsigned_abs()) >= self.dead_after)
+    }
+}
+
+/// To be run; or to be ended in order, though nobody runs it: somebody sees to it that its slot is free.
+fn is_wanted(engine: &Engine) -> bool {
+    engine.desired == Desired::Running || engine.operation.is_some()
+}
+
+fn member(worker: &WorkerRow) -> Member {
+    Member { id: worker.id.clone(), max_engines: worker.max_engines }
+}
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    if name.trim().is_empty() { "unknown".to_owned() } else { name.trim().to_owned() }
 }
 
 async fn signalled(listener: &mut Option<SignalListener>) {
-    let Some(active) = listener else { return tokio::time::sleep(REFRESH).await };
+    let Some(active) = listener else { return sleep(REFRESH).await };
     let engines = async {
         loop {
             match active.next().await {
@@ -89,7 +256,7 @@ async fn signalled(listener: &mut Option<SignalListener>) {
             }
         }
     };
-    if tokio::time::timeout(REFRESH, engines).await == Ok(false) {
+    if timeout(REFRESH, engines).await == Ok(false) {
         *listener = None;
     }
 }

@@ -220,7 +220,7 @@ async fn r_eng_8_a_slot_of_another_database_is_not_ours() -> anyhow::Result<()> 
     other.execute("select pg_create_logical_replication_slot('aura_cdc_slot', 'wal2json')", &[]).await?;
     let worker = stage.worker().await;
     eventually(Duration::from_secs(10), || async {
-        worker.status.engines().values().any(|engine| engine.reason.as_deref() == Some("slot_of_other_database"))
+        worker.status.engines().values().any(|engine| engine.code == Some("slot_of_other_database"))
     })
     .await?;
     assert!(!worker.status.cdc_active());

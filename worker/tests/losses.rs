@@ -1,62 +1,19 @@
 //! What may be lost is announced, and what may not be seen isn't.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
-use async_trait::async_trait;
-use aura_bus::{Bus, BusError, ConnectionState, MemoryBus, Message, Subject, Subscription};
 use aura_domain::SqlName;
 use aura_store::{Plugin, RegistrationStatus, TableRef};
 use aura_testkit::eventually;
 use serde_json::json;
-use tokio::sync::{RwLock, watch};
 
-use crate::stage::{PATIENCE, Stage};
-
-/// Takes everything but changes of the table `refused`, and no batch while it is held.
-#[derive(Default)]
-struct Faulty {
-    bus: MemoryBus,
-    batches: AtomicUsize,
-    hold: RwLock<()>,
-}
-
-#[async_trait]
-impl Bus for Faulty {
-    async fn publish_batch(&self, messages: &[Message]) -> Result<(), BusError> {
-        self.batches.fetch_add(1, Ordering::SeqCst);
-        let _free = self.hold.read().await;
-        if messages.iter().any(|message| message.subject.as_str().ends_with(".refused")) {
-            return Err(BusError::Refused("permissions violation".to_owned()));
-        }
-        self.bus.publish_batch(messages).await
-    }
-
-    async fn publish(&self, message: Message) -> Result<(), BusError> {
-        self.bus.publish(message).await
-    }
-
-    async fn subscribe(&self, subject: &Subject) -> Result<Subscription, BusError> {
-        self.bus.subscribe(subject).await
-    }
-
-    async fn request(&self, message: Message, timeout: Duration) -> Result<Message, BusError> {
-        self.bus.request(message, timeout).await
-    }
-
-    fn state(&self) -> watch::Receiver<ConnectionState> {
-        self.bus.state()
-    }
-
-    fn max_payload(&self) -> usize {
-        self.bus.max_payload()
-    }
-}
+use crate::{
+    faults::Faulty,
+    stage::{PATIENCE, Stage},
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn g8_a_batch_that_the_bus_refuses_is_announced() -> anyhow::Result<()> {

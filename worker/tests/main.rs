@@ -3,5 +3,7 @@
 #![allow(clippy::large_futures, reason = "a test runs once")]
 
 mod delivery;
+mod faults;
+mod lifecycle;
 mod losses;
 mod stage;

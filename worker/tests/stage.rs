@@ -1,26 +1,34 @@
 //! A source and a platform database in one throw-away cluster, one project, and workers that come and go.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
+use anyhow::Context as _;
 use aura_bus::{MemoryBus, Message, SharedBus, Subject, Subscription};
-use aura_domain::{Claims, EventFilter, FrontId, ProjectId, Relation, SqlName, SubscriptionSpec};
+use aura_domain::{
+    Claims, EngineReport, EngineState, EventFilter, FrontId, OnDeadline, ProjectId, Relation, SqlName, SubscriptionSpec,
+};
+use aura_kit::ShutdownHandle;
 use aura_pgsource::{SourceUrl, admin::Admin};
 use aura_store::{
-    CreatedProject, MasterKey, NewProject, NewRegistration, NewSource, Plugin, PostgresLease, ReplicaIdentity, Source,
-    Store, TableRef,
+    Caller, CreatedProject, Engine, MasterKey, NewProject, NewRegistration, NewSource, Plugin, PostgresLease,
+    ReplicaIdentity, Source, StartRequest, Store, TableRef,
 };
-use aura_testkit::{Postgres, eventually};
+use aura_testkit::{Postgres, SlotWatch, eventually, eventually_some};
 use aura_wire::{
     IncomingChange,
     control::{Reply, Request, Subscription as WireSubscription},
 };
-use aura_worker::{Worker, WorkerDeps, WorkerSettings, WorkerStatus};
+use aura_worker::{Desk, Worker, WorkerDeps, WorkerSettings, WorkerStatus};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio_postgres::Client;
-use tokio_util::sync::CancellationToken;
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Who asks in these tests.
+pub(crate) const CALLER: Caller<'static> = Caller { actor: "test", request_id: None };
 
 pub(crate) struct Stage {
     pub(crate) postgres: Postgres,
@@ -32,21 +40,24 @@ pub(crate) struct Stage {
     pub(crate) schema: SqlName,
     /// Superuser in the source database, `search_path` at the project's schema.
     pub(crate) sql: Client,
+    /// Of the workers that start from now on.
+    pub(crate) settings: WorkerSettings,
     rev: u64,
 }
 
 /// A worker on a runtime of its own, so that it can be killed with all its tasks.
 pub(crate) struct Running {
     pub(crate) status: WorkerStatus,
-    stop: CancellationToken,
-    task: tokio::task::JoinHandle<()>,
+    pub(crate) desk: Desk,
+    pub(crate) shutdown: ShutdownHandle,
+    task: tokio::task::JoinHandle<Vec<EngineReport>>,
     runtime: Option<Runtime>,
 }
 
 impl Running {
-    pub(crate) async fn stop(mut self) {
-        self.stop.cancel();
-        (&mut self.task).await.expect("the worker ends in order");
+    pub(crate) async fn stop(mut self) -> Vec<EngineReport> {
+        self.shutdown.trigger();
+        (&mut self.task).await.expect("the worker ends in order")
     }
 
     /// As near to kill -9 as a thread comes: no task of it runs on.
@@ -71,7 +82,10 @@ pub(crate) struct Seen {
 
 impl Stage {
     pub(crate) async fn new(plugin: Plugin) -> anyhow::Result<Self> {
-        let postgres = Postgres::start().await?;
+        Self::on(Postgres::start().await?, plugin).await
+    }
+
+    pub(crate) async fn on(postgres: Postgres, plugin: Plugin) -> anyhow::Result<Self> {
         let (platform, app) = (postgres.create_database("platform").await?, postgres.create_database("app").await?);
         aura_store::migrate(&platform).await?;
         let key = MasterKey::new("a master key that is long enough for tests").expect("long enough");
@@ -101,21 +115,87 @@ impl Stage {
         admin.provision_project(project.id, &project.schema, &[], &secrets.visibility_password).await?;
         sql.batch_execute(&format!("set search_path = {}", project.schema.quoted())).await?;
         let bus: SharedBus = Arc::new(MemoryBus::new());
-        Ok(Self { postgres, store, admin, bus, source, project: project.id, schema: project.schema, sql, rev: 0 })
+        let settings = WorkerSettings { lease_duration: Duration::from_secs(3), ..WorkerSettings::default() };
+        let (project, schema) = (project.id, project.schema);
+        Ok(Self { postgres, store, admin, bus, source, project, schema, sql, settings, rev: 0 })
+    }
+
+    /// The worker's connections to the source go to this port from now on.
+    pub(crate) async fn reach_source_through(&mut self, port: u16) -> anyhow::Result<()> {
+        let direct = self.postgres.url_as("aura_worker", "secret", "app");
+        let url = direct.replace(&format!(":{}/", self.postgres.port()), &format!(":{port}/"));
+        self.source = self
+            .store
+            .upsert_source(NewSource {
+                name: self.source.name.clone(),
+                replication_url: url.into(),
+                admin_url: None,
+                slot_name: None,
+                plugin: self.source.plugin,
+                slot_recreate: self.source.slot_recreate,
+            })
+            .await?;
+        Ok(())
+    }
+
+    /// The engine's row.
+    pub(crate) async fn engine(&self) -> Engine {
+        self.store.engine(self.source.id).await.expect("read").expect("it is there")
+    }
+
+    /// Waits until the row is in the state.
+    pub(crate) async fn reaches(&self, state: EngineState) -> anyhow::Result<Engine> {
+        eventually_some(PATIENCE, || async {
+            let engine = self.engine().await;
+            (engine.state == state).then_some(engine)
+        })
+        .await
+        .with_context(|| format!("{state} is not reached"))
+    }
+
+    /// Asks for a stop and waits for its end, with the time that it took.
+    pub(crate) async fn stop(
+        &self,
+        deadline_ms: u64,
+        on_deadline: OnDeadline,
+    ) -> anyhow::Result<(EngineReport, Duration)> {
+        let began = Instant::now();
+        let deadline = Duration::from_millis(deadline_ms);
+        self.store.request_stop(self.source.id, deadline, on_deadline, CALLER).await?;
+        let engine = self.reaches(EngineState::Stopped).await?;
+        Ok((engine.last_report.context("a report")?, began.elapsed()))
+    }
+
+    pub(crate) async fn start(&self) -> anyhow::Result<()> {
+        let started = self.store.request_start(self.source.id, CALLER).await?;
+        anyhow::ensure!(started == StartRequest::Accepted, "{started:?}");
+        self.reaches(EngineState::Running).await.map(drop)
+    }
+
+    pub(crate) async fn slot(&self) -> SlotWatch {
+        self.postgres.slot(&self.source.slot_name).await.expect("connected")
+    }
+
+    /// Server processes of engines of this source.
+    pub(crate) async fn backends(&self) -> i64 {
+        let sql = "select count(*) from pg_stat_activity where application_name like 'aura-cdc:%'";
+        let client = self.postgres.client("postgres").await.expect("connected");
+        client.query_one(sql, &[]).await.expect("read").get(0)
     }
 
     pub(crate) async fn worker(&self) -> Running {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
-        let settings = WorkerSettings { lease_duration: Duration::from_secs(3), ..WorkerSettings::default() };
+        let settings = self.settings.clone();
         let (url, key) = (self.postgres.url("platform"), self.store.master_key().clone());
         let store =
             runtime.spawn(async move { Store::connect(&url, key).await }).await.expect("no panic").expect("connected");
         let lease = Arc::new(PostgresLease::new(&store));
-        let worker = Worker::new(WorkerDeps { store, bus: Arc::clone(&self.bus), lease, settings });
-        let (status, stop) = (worker.status(), CancellationToken::new());
-        let task = runtime.spawn(worker.run(stop.clone()));
-        Running { status, task, stop, runtime: Some(runtime) }
+        let worker = Worker::new(WorkerDeps { store, bus: Arc::clone(&self.bus), lease, settings: settings.clone() });
+        let (status, desk) = (worker.status(), worker.desk());
+        let shutdown = ShutdownHandle::new(settings.drain_timeout);
+        let task = runtime.spawn(worker.run(shutdown.clone()));
+        Running { status, desk, task, shutdown, runtime: Some(runtime) }
     }
 
     pub(crate) async fn run_worker(&self) -> Running {

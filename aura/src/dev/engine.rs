@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use aura_domain::EngineState;
 use aura_worker::{EngineStatus, WorkerStatus};
 use tokio::time::{Instant, sleep};
 
@@ -18,7 +19,9 @@ pub(crate) async fn not_streaming(worker: &WorkerStatus) -> Option<String> {
         let idle = engines.values().find(|engine| !engine.cdc_active);
         match idle {
             None if !engines.is_empty() => return None,
-            Some(engine) if engine.state == "failed" || Instant::now() > deadline => return Some(line(engine)),
+            Some(engine) if engine.state == EngineState::Failed || Instant::now() > deadline => {
+                return Some(line(engine));
+            }
             None if Instant::now() > deadline => {
                 return Some("no engine has started: see the log (--log info)".to_owned());
             }
@@ -29,12 +32,16 @@ pub(crate) async fn not_streaming(worker: &WorkerStatus) -> Option<String> {
 
 fn line(engine: &EngineStatus) -> String {
     let reason = engine.reason.as_deref().unwrap_or("starting");
-    format!("no changes are delivered: the engine is {} ({reason}); {}", engine.state, fix(reason))
+    format!(
+        "no changes are delivered: the engine is {} ({reason}); {}",
+        engine.state,
+        fix(engine.code.unwrap_or_default())
+    )
 }
 
 /// For the reasons that a person can do something about.
-fn fix(reason: &str) -> &'static str {
-    match reason {
+fn fix(code: &str) -> &'static str {
+    match code {
         "plugin_missing" => {
             "apt-get install postgresql-<version>-wal2json on the server, list it in output_plugin_libraries if the \
              server has that setting, or use --plugin auto"

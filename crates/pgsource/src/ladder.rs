@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_postgres::{Client, error::SqlState};
 
 use crate::{
-    SourceError, SourceUrl, connect_sql,
+    SourceError, SourceUrl, SqlConnection, connect_sql,
     slot::{self, SlotHolder},
 };
 
@@ -53,7 +53,7 @@ pub struct Climb {
     pub rungs: Vec<Timed>,
     /// Who was ended.
     pub ended: Option<SlotHolder>,
-    /// What the slot had confirmed when it was last looked at.
+    /// What the slot has confirmed, as last seen.
     pub confirmed: Option<Lsn>,
     /// How it came out.
     pub freed: Freed,
@@ -71,21 +71,38 @@ impl Target<'_> {
 /// its client is gone. On a connection of its own: the one that the engine uses may be what hangs.
 pub async fn free_slot(url: &SourceUrl, target: Target<'_>, limit: Duration) -> Climb {
     let deadline = Instant::now() + limit;
-    // Not the engine's name: the ladder must not end itself.
-    let client = match connect_sql(url, "aura-ladder", None, CONNECT.min(limit)).await {
-        Ok(client) => client,
-        Err(error) => return Climb::new(Freed::Unknown(error)),
-    };
-    let guard = format!("SET statement_timeout = {STATEMENT_TIMEOUT_MS}");
-    match bounded(deadline, async { Ok(client.batch_execute(&guard).await?) }).await {
-        Ok(()) => climb(&client, target, limit.min(deadline - Instant::now())).await,
-        Err(error) => Climb::new(Freed::Unknown(error)),
+    match connect(url, deadline).await {
+        Ok(client) => climb(&client, target, deadline.saturating_duration_since(Instant::now())).await,
+        Err(error) => Climb::failed(error),
     }
+}
+
+/// Only watches the slot, for at most `limit`: nobody is ended. Who holds it at the end is [`Freed::Held`].
+pub async fn watch_slot(url: &SourceUrl, slot: &str, limit: Duration) -> Climb {
+    let deadline = Instant::now() + limit;
+    let mut climb = Climb::new();
+    let watching = async {
+        let client = connect(url, deadline).await?;
+        climb.poll(&client, slot, deadline, |_| true).await
+    };
+    match watching.await {
+        Ok(freed) => Climb { freed, ..climb },
+        Err(error) => Climb { freed: Freed::Unknown(error), ..climb },
+    }
+}
+
+async fn connect(url: &SourceUrl, deadline: Instant) -> Result<SqlConnection, SourceError> {
+    // Not the engine's name: the ladder must not end itself.
+    let limit = CONNECT.min(deadline.saturating_duration_since(Instant::now()));
+    let client = connect_sql(url, "aura-ladder", None, limit).await?;
+    let guard = format!("SET statement_timeout = {STATEMENT_TIMEOUT_MS}");
+    bounded(deadline, async { Ok(client.batch_execute(&guard).await?) }).await?;
+    Ok(client)
 }
 
 /// As [`free_slot`], on a connection that is known to answer.
 pub async fn climb(client: &Client, target: Target<'_>, limit: Duration) -> Climb {
-    let mut climb = Climb::new(Freed::Free);
+    let mut climb = Climb::new();
     climb.freed = match climb.free(client, target, Instant::now() + limit).await {
         Ok(freed) => freed,
         Err(error) => Freed::Unknown(error),
@@ -94,12 +111,17 @@ pub async fn climb(client: &Client, target: Target<'_>, limit: Duration) -> Clim
 }
 
 impl Climb {
-    fn new(freed: Freed) -> Self {
-        Self { rungs: Vec::new(), ended: None, confirmed: None, freed }
+    fn new() -> Self {
+        Self { rungs: Vec::new(), ended: None, confirmed: None, freed: Freed::Free }
+    }
+
+    /// The source can't be asked.
+    pub fn failed(error: SourceError) -> Self {
+        Self { freed: Freed::Unknown(error), ..Self::new() }
     }
 
     async fn free(&mut self, client: &Client, target: Target<'_>, deadline: Instant) -> Result<Freed, SourceError> {
-        let freed = match self.holder(client, target, deadline).await? {
+        let freed = match self.look(client, target.slot, deadline).await? {
             None => Freed::Free,
             Some(holder) if !target.covers(&holder.application_name) => Freed::Foreign(holder),
             Some(holder) => self.end(client, target, holder, deadline).await?,
@@ -118,6 +140,15 @@ impl Climb {
         holder: SlotHolder,
         deadline: Instant,
     ) -> Result<Freed, SourceError> {
+        if holder.backend_start.is_none() {
+            // Ours in name only: this login may not even see when it began, and can't end it.
+            tracing::error!(
+                slot = target.slot,
+                pid = holder.pid,
+                "this login may not see the process that holds the slot"
+            );
+            return Ok(Freed::Held(holder));
+        }
         for rung in [Rung::Terminate, Rung::TerminateAgain] {
             let began = Instant::now();
             // Half of what is left: the second time needs some, too.
@@ -140,41 +171,48 @@ impl Climb {
                 }
             }
         }
-        let began = Instant::now();
-        let freed = self.poll(client, target, deadline).await?;
-        self.note(Rung::Poll, began);
+        let freed = self.poll(client, target.slot, deadline, |holder| target.covers(&holder.application_name)).await?;
         if matches!(freed, Freed::Free) {
             self.ended = Some(holder);
         }
         Ok(freed)
     }
 
+    /// Who holds the slot now.
+    async fn look(
+        &mut self,
+        client: &Client,
+        slot: &str,
+        deadline: Instant,
+    ) -> Result<Option<SlotHolder>, SourceError> {
+        let status = bounded(deadline, slot::status(client, slot)).await?;
+        self.confirmed = status.as_ref().and_then(|status| status.confirmed_flush).or(self.confirmed);
+        Ok(status.filter(|status| status.active).and_then(|status| status.holder))
+    }
+
     /// Watches the slot until it is free, or the deadline.
-    async fn poll(&mut self, client: &Client, target: Target<'_>, deadline: Instant) -> Result<Freed, SourceError> {
+    async fn poll(
+        &mut self,
+        client: &Client,
+        slot: &str,
+        deadline: Instant,
+        ours: impl Fn(&SlotHolder) -> bool,
+    ) -> Result<Freed, SourceError> {
+        let began = Instant::now();
         let (mut pause, longest) = POLL;
-        loop {
-            let Some(holder) = self.holder(client, target, deadline).await? else { return Ok(Freed::Free) };
-            if !target.covers(&holder.application_name) {
-                return Ok(Freed::Foreign(holder));
+        let freed = loop {
+            let Some(holder) = self.look(client, slot, deadline).await? else { break Freed::Free };
+            if !ours(&holder) {
+                break Freed::Foreign(holder);
             }
             if Instant::now() + pause >= deadline {
-                return Ok(Freed::Held(holder));
+                break Freed::Held(holder);
             }
             sleep(pause).await;
             pause = (pause * 2).min(longest);
-        }
-    }
-
-    /// Looks at the slot.
-    async fn holder(
-        &mut self,
-        client: &Client,
-        target: Target<'_>,
-        deadline: Instant,
-    ) -> Result<Option<SlotHolder>, SourceError> {
-        let status = bounded(deadline, slot::status(client, target.slot)).await?;
-        self.confirmed = status.as_ref().and_then(|status| status.confirmed_flush);
-        Ok(status.filter(|status| status.active).and_then(|status| status.holder))
+        };
+        self.note(Rung::Poll, began);
+        Ok(freed)
     }
 
     /// What else is under our name, without the slot. Best effort for what this role may signal.

@@ -6,6 +6,8 @@ use aura_domain::EngineState;
 use aura_pgsource::{SourceError, SqlState};
 use aura_store::StoreError;
 
+use crate::states::Observed;
+
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EngineError {
@@ -21,8 +23,8 @@ pub(crate) enum EngineError {
     )]
     PluginMissing,
     /// Somebody who isn't ours streams from the slot.
-    #[error("the slot is used by another client (pid {pid})")]
-    SlotInUse { pid: i32 },
+    #[error("the slot is used by another client (pid {pid}, {name:?})")]
+    SlotInUse { pid: i32, name: String },
     /// Slots are cluster-wide, and ours has the name of one that reads another database.
     #[error("the slot reads another database ({0}): give the source a slot name of its own")]
     SlotOfOtherDatabase(String),
@@ -48,6 +50,18 @@ impl EngineError {
     /// The platform database takes nothing of this epoch.
     pub(crate) fn is_fenced(&self) -> bool {
         matches!(self, Self::Store(StoreError::Fenced))
+    }
+
+    /// As the engine's row shows it.
+    pub(crate) fn observed(&self) -> Observed {
+        let Policy { reason, state, .. } = self.policy();
+        let detail = match self {
+            Self::SlotInUse { pid, name } => Some(format!("pid {pid} ({name})")),
+            Self::SlotOfOtherDatabase(database) => Some(format!("it reads {database}")),
+            Self::Source(error) => Some(error.to_string()),
+            Self::Store(_) | Self::PluginMissing | Self::WaitingForTransactions => None,
+        };
+        Observed { state, code: Some(reason), detail }
     }
 
     /// Everything is tried again, since what is missing may be installed; `failed` says that a human is needed.
@@ -93,7 +107,7 @@ mod tests {
             assert_eq!((policy.reason, policy.state), (reason, EngineState::Failed), "{error}");
         }
         let retried = [
-            (EngineError::SlotInUse { pid: 1 }, "slot_in_use_by_other"),
+            (EngineError::SlotInUse { pid: 1, name: "psql".to_owned() }, "slot_in_use_by_other"),
             (EngineError::WaitingForTransactions, "waiting_for_transactions"),
             (EngineError::Source(SourceError::Closed), "source_unreachable"),
         ];

@@ -2,10 +2,7 @@
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::Instant,
 };
 
@@ -18,6 +15,7 @@ use tokio::sync::Notify;
 use super::{
     registry::{RegisteredTable, Registry},
     shard::{Row, ShardQueue},
+    vitals::Vitals,
 };
 
 /// Fixed overhead of a row besides what the log said of it: structs, allocations, its place in queues (R-MEM-2).
@@ -35,18 +33,12 @@ pub(crate) struct Intake {
     parked: Option<(Change, Arc<RegisteredTable>)>,
     /// End of the last transaction that was read completely: E of R-HOLE-2.
     boundary: Lsn,
-    received: Arc<AtomicU64>,
-    pub(crate) admitted: u64,
+    vitals: Arc<Vitals>,
     pub(crate) skipped: u64,
 }
 
 impl Intake {
-    pub(crate) fn new(
-        shards: Vec<Arc<ShardQueue>>,
-        acked: Arc<Notify>,
-        quota: usize,
-        received: Arc<AtomicU64>,
-    ) -> Self {
+    pub(crate) fn new(shards: Vec<Arc<ShardQueue>>, acked: Arc<Notify>, quota: usize, vitals: Arc<Vitals>) -> Self {
         Self {
             tracker: ResolvedTracker::new(Lsn::ZERO, Instant::now()),
             quota: Quota::new(quota),
@@ -55,8 +47,7 @@ impl Intake {
             shards,
             parked: None,
             boundary: Lsn::ZERO,
-            received,
-            admitted: 0,
+            vitals,
             skipped: 0,
         }
     }
@@ -73,6 +64,7 @@ impl Intake {
     /// A new generation: nothing that was read before has a meaning any more.
     pub(crate) fn reset(&mut self) {
         self.boundary = Lsn::ZERO;
+        self.vitals.forget_positions();
         self.tracker = ResolvedTracker::new(Lsn::ZERO, Instant::now());
     }
 
@@ -125,7 +117,7 @@ impl Intake {
 
     /// End of everything that was read.
     pub(crate) fn received(&self) -> Lsn {
-        Lsn(self.received.load(Ordering::Acquire))
+        self.vitals.received()
     }
 
     /// A keepalive's WAL end counts when nothing is in flight (R-LSN-2, R-DEC-5).
@@ -161,7 +153,7 @@ impl Intake {
         let shard = shard_of(project, self.shards.len());
         let claim = self.tracker.admit(Owner { shard, project }, change.position.change, Instant::now());
         self.pending[shard].push(Row { change, table: Arc::clone(table), claim, _memory: memory });
-        self.admitted += 1;
+        self.vitals.admitted(shard);
         None
     }
 
@@ -181,7 +173,7 @@ impl Intake {
     }
 
     fn note_received(&self, lsn: Lsn) {
-        self.received.fetch_max(lsn.0, Ordering::AcqRel);
+        self.vitals.note_received(lsn);
     }
 }
 

@@ -17,7 +17,7 @@ use aura_wire::{ChangeEnvelope, GapEnvelope, GapReason};
 use futures_util::future::join_all;
 use serde_json::value::RawValue;
 
-use super::{registry::RegisteredTable, shard::Row};
+use super::{registry::RegisteredTable, shard::Row, vitals::Vitals};
 use crate::{
     encode::{Encoder, OldRow, Projection},
     subs::{control::Control, index::ActiveSubscription},
@@ -31,6 +31,7 @@ pub(crate) struct Judge {
     /// Subscriptions, the registry, and what a message is signed with.
     pub(crate) control: Arc<Control>,
     pub(crate) store: Store,
+    pub(crate) vitals: Arc<Vitals>,
     /// Read while a batch is published; written, for a moment, before a disable is reported as applied (R-REG-8).
     pub(crate) disabling: Arc<tokio::sync::RwLock<()>>,
     /// R-BIG-4: `min(max_event_bytes, max_payload)` less room for the envelope.
@@ -315,6 +316,10 @@ impl Judge {
         let mut failed = false;
         loop {
             self.control.await_fronts(failed).await;
+            if self.vitals.is_cut() {
+                // The run is over, and this task with it as soon as it yields.
+                std::future::pending::<()>().await;
+            }
             match self.control.bus.publish_batch(messages).await {
                 Ok(()) => return true,
                 Err(BusError::Refused(reason)) if refusals >= 3 => {

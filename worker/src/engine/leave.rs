@@ -1,89 +1,188 @@
-//! The end of a session that was asked to stop: drain, confirm, see it confirmed, close.
+//! The polite end of a stream (F.9): drain, confirm, see it confirmed, close, see the slot inactive. All of it is bounded by
+//! the plan, and whoever ordered it ends the engine from outside if it isn't.
 
 use std::time::{Duration, Instant};
 
-use aura_domain::{EngineState, Generation};
+use aura_domain::{EngineState, Generation, Lsn};
+use aura_flow::{DrainEvent, DrainPlanner, Phase};
 use aura_pgsource::slot;
+use tokio::{
+    sync::watch,
+    time::{sleep_until, timeout_at},
+};
 
 use super::{
+    end::Left,
     error::EngineError,
     intake::Intake,
     session::{Session, Stream},
 };
+use crate::{
+    states::Observed,
+    stop::{Plan, Stop},
+};
 
-/// Limit of reading the final position back (F.9).
-const VERIFY: Duration = Duration::from_millis(1500);
-/// Reserved for the final position and for leaving, inside the drain time-out (F.9).
-const FINAL_RESERVE: Duration = Duration::from_secs(3);
+/// An answer to CopyDone; inside a transaction it could take as long as that (E7).
+const COPY_DONE: Duration = Duration::from_millis(250);
+/// Between two lines on a long drain.
+const PROGRESS: Duration = Duration::from_secs(5);
 
-impl Session<'_> {
-    async fn save_position(&self, stream: &Stream) -> Result<(), EngineError> {
-        let generation = self.generation.unwrap_or(Generation(1));
-        let (store, source) = (&self.engine.deps.store, self.engine.source.id);
-        store.save_position(source, self.engine.epoch, generation, stream.feedback.flushed()).await?;
-        Ok(())
+/// The plan, and the order that it was made of.
+struct Drain {
+    plan: DrainPlanner,
+    order: Stop,
+    orders: watch::Receiver<Option<Stop>>,
+}
+
+impl Drain {
+    fn new(mut orders: watch::Receiver<Option<Stop>>) -> Self {
+        let now = Instant::now();
+        let order = (*orders.borrow_and_update()).unwrap_or_else(|| Stop::drain(now));
+        Self { plan: DrainPlanner::new(order.budget(now), now), order, orders }
     }
 
-    /// Drains what is out, confirms, verifies by SQL and closes (F.9).
-    pub(super) async fn leave(&self, mut stream: Stream, intake: &mut Intake) {
-        let engine = self.engine;
-        engine.set_status(EngineState::Draining, None);
-        let budget = engine.deps.settings.drain_timeout;
-        let deadline = Instant::now() + budget.saturating_sub(FINAL_RESERVE).max(budget / 2);
-        intake.flush();
+    fn on(&mut self, event: DrainEvent) -> Phase {
+        self.plan.on(event, Instant::now())
+    }
+
+    /// Takes a tighter order in.
+    fn tighten(&mut self) {
+        let now = Instant::now();
+        let Some(order) = *self.orders.borrow_and_update() else { return };
+        let hurry = order.plan == Plan::Drain && self.order.plan == Plan::Drain && order.by < self.order.by;
+        let event = if hurry { DrainEvent::Hurry } else { DrainEvent::Tighten(order.budget(now)) };
+        self.order = order;
+        self.plan.on(event, now);
+    }
+
+    /// Does `work` until the present phase must end.
+    async fn bounded<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        let phase = self.plan.phase();
+        tokio::pin!(work);
         loop {
-            let resolved = intake.tracker.resolve();
-            if intake.tracker.is_settled() || Instant::now() >= deadline {
-                break;
+            if self.plan.phase() != phase {
+                return None;
             }
-            if stream.feedback.is_due(resolved, Instant::now()).is_some()
-                && self.send_status(&mut stream, intake, false).await.is_err()
-            {
-                return;
-            }
-            let due = stream.feedback.due(resolved, Instant::now()).min(deadline);
             tokio::select! {
-                () = intake.acked.notified() => {}
-                () = tokio::time::sleep_until(due.into()) => {}
+                done = &mut work => return Some(done),
+                () = sleep_until(self.plan.ends().into()) => drop(self.on(DrainEvent::Tick)),
+                Ok(()) = self.orders.changed() => self.tighten(),
             }
         }
-        let verified = matches!(self.verify(&mut stream, intake).await, Ok(true));
-        let final_lsn = stream.feedback.flushed();
-        let _ = self.save_position(&stream).await;
-        self.close(stream, intake).await;
-        tracing::info!(source = %engine.source.id, lsn = %final_lsn, verified,
-            settled = intake.tracker.is_settled(), admitted = intake.admitted, skipped = intake.skipped, "engine drained");
+    }
+}
+
+impl Session<'_> {
+    /// See the module.
+    pub(super) async fn leave(&self, mut stream: Stream, intake: &mut Intake) -> Left {
+        let engine = self.engine;
+        engine.observe(Observed::new(EngineState::Draining, None));
+        let mut drain = Drain::new(engine.stopping.subscribe());
+        // Nothing is read from here on, and what was read is with the shards.
+        intake.flush();
+        drain.on(DrainEvent::Finished);
+        drain.on(DrainEvent::Finished);
+        let alive = self.drain(&mut drain, &mut stream, intake).await;
+        // From here on nothing more is delivered.
+        engine.vitals.cut();
+        engine.halt_shards.cancel();
+        while drain.plan.phase() < Phase::FinalPosition {
+            drain.on(DrainEvent::Finished);
+        }
+        let began = Instant::now();
+        let verified = if alive { self.verify(&mut drain, &mut stream, intake).await } else { None };
+        let verifying = began.elapsed();
+        while drain.plan.phase() < Phase::Leave {
+            drain.on(DrainEvent::Finished);
+        }
+        engine.observe(Observed::new(EngineState::Closing, None));
+        let slot_inactive = self.close(&mut drain, stream, intake).await;
+        drain.on(DrainEvent::Finished);
+        let drained = drain.plan.drained() && engine.vitals.is_settled();
+        Left { drained, verified, verifying, slot_inactive, times: drain.plan.times().clone() }
+    }
+
+    /// Waits until every row that was read is acknowledged, or time is up. False = the stream is gone.
+    async fn drain(&self, drain: &mut Drain, stream: &mut Stream, intake: &mut Intake) -> bool {
+        let vitals = &self.engine.vitals;
+        let mut say = Instant::now() + PROGRESS;
+        while drain.plan.phase() == Phase::Drain {
+            let now = Instant::now();
+            vitals.heartbeat.beat(now);
+            let resolved = intake.tracker.resolve();
+            if vitals.is_settled() {
+                drain.on(DrainEvent::Finished);
+                break;
+            }
+            if stream.feedback.is_due(resolved, now).is_some() && self.send_status(stream, intake, false).await.is_err()
+            {
+                return false;
+            }
+            if now >= say {
+                say = now + PROGRESS;
+                let left = drain.plan.ends().saturating_duration_since(now).as_secs();
+                tracing::info!(source = %self.engine.source.id, rows = vitals.rows().abandoned, left, "draining");
+            }
+            let due = stream.feedback.due(resolved, now).min(say);
+            let orders = &mut drain.orders;
+            tokio::select! {
+                () = intake.acked.notified() => {}
+                () = sleep_until(due.min(drain.plan.ends()).into()) => {}
+                Ok(()) = orders.changed() => drain.tighten(),
+            }
+            drain.on(DrainEvent::Tick);
+        }
+        true
     }
 
     /// Sends the final position and reads it back: a close with unread bytes in the socket would throw the status away
     /// (E4), so reading goes on, into nothing.
-    async fn verify(&self, stream: &mut Stream, intake: &mut Intake) -> Result<bool, EngineError> {
-        self.send_status(stream, intake, false).await?;
-        let wanted = stream.feedback.flushed();
-        let confirmed = slot::wait_confirmed(&stream.sql, &self.engine.source.slot_name, wanted, VERIFY);
-        let discard = async {
-            loop {
-                if let Err(error) = stream.wire.next().await {
-                    return error;
+    async fn verify(&self, drain: &mut Drain, stream: &mut Stream, intake: &mut Intake) -> Option<Lsn> {
+        let work = async {
+            self.send_status(stream, intake, false).await?;
+            let wanted = stream.feedback.flushed();
+            // The plan bounds it.
+            let confirmed =
+                slot::wait_confirmed(&stream.sql, &self.engine.source.slot_name, wanted, Duration::from_secs(60));
+            let discard = async {
+                loop {
+                    if let Err(error) = stream.wire.next().await {
+                        return error;
+                    }
                 }
+            };
+            let verified = tokio::select! {
+                confirmed = confirmed => confirmed?,
+                error = discard => return Err(EngineError::from(error)),
+            };
+            let generation = self.generation.unwrap_or(Generation(1));
+            let (store, source) = (&self.engine.deps.store, self.engine.source.id);
+            if let Err(error) = store.save_position(source, self.engine.epoch, generation, wanted).await {
+                tracing::warn!(%source, %error, "the final position is not remembered");
             }
+            Ok(verified)
         };
-        tokio::select! {
-            confirmed = confirmed => Ok(confirmed?.is_some()),
-            error = discard => Err(error.into()),
+        match drain.bounded(work).await {
+            Some(Ok(verified)) => verified,
+            Some(Err(error)) => {
+                tracing::warn!(source = %self.engine.source.id, %error, "the final position can't be read back");
+                None
+            }
+            None => None,
         }
     }
 
     /// Politely if no transaction is open, and until the slot is seen inactive; the lease is released after that.
-    async fn close(&self, mut stream: Stream, intake: &Intake) {
-        if !intake.tracker.in_transaction() {
-            let _ = tokio::time::timeout(Duration::from_millis(250), stream.wire.copy_done()).await;
-        }
-        stream.wire.close().await;
-        let inactive =
-            slot::wait_inactive(&stream.sql, &self.engine.source.slot_name, Duration::from_millis(500)).await;
-        if !matches!(inactive, Ok(true)) {
-            tracing::warn!(source = %self.engine.source.id, "the slot is still active after the stream was closed");
-        }
+    async fn close(&self, drain: &mut Drain, mut stream: Stream, intake: &Intake) -> bool {
+        let work = async {
+            if !intake.tracker.in_transaction() {
+                let by = tokio::time::Instant::now() + COPY_DONE;
+                let _ = timeout_at(by, stream.wire.copy_done()).await;
+            }
+            stream.wire.close().await;
+            // The plan bounds it.
+            slot::wait_inactive(&stream.sql, &self.engine.source.slot_name, Duration::from_secs(60)).await
+        };
+        matches!(drain.bounded(work).await, Some(Ok(true)))
     }
 }

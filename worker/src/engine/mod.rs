@@ -1,5 +1,6 @@
 //! The engine of one source: slot, reader, shards, visibility, bus, and one resolved LSN.
 
+mod end;
 mod error;
 mod intake;
 mod judge;
@@ -11,30 +12,45 @@ mod report;
 mod session;
 mod shard;
 mod slot;
+mod tasks;
+pub(crate) mod vitals;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, RwLock, atomic::AtomicU64},
-    time::Duration,
+    sync::{Arc, Mutex, RwLock},
+    time::{Duration, Instant},
 };
 
 use aura_bus::SharedBus;
 use aura_domain::{EngineState, Epoch, Generation, Lsn, WorkerId};
-use aura_lease::{Claim, LeaseBackend};
-use aura_pgsource::{Sockets, SourceUrl, slot as slot_names, visibility::VisibilityPool};
-use aura_store::{Source, Store, StoreError};
-use tokio::sync::{Notify, watch};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use aura_lease::LeaseBackend;
+use aura_pgsource::{Sockets, SourceError, SourceUrl, slot as slot_names, visibility::VisibilityPool};
+use aura_store::{Source, Store};
+pub(crate) use end::{End, How, Running};
+use tasks::Tasks;
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
 
-use self::{error::EngineError, intake::Intake, judge::Judge, registry::Registry, session::Session, shard::ShardQueue};
+use self::{
+    error::EngineError, intake::Intake, judge::Judge, loader::Loaded, registry::Registry, session::Session,
+    shard::ShardQueue, vitals::Vitals,
+};
 use crate::{
     settings::WorkerSettings,
+    states::{Observed, States},
     status::StatusBoard,
+    stop::Stop,
     subs::{
         control::{Control, Streaming},
         index::SubscriptionIndex,
     },
+    watchdog::{Watched, Watchlist},
 };
+
+/// After a panic the other shards may take this long to deliver what they have (R-SD-6).
+const OTHERS_DRAIN: Duration = Duration::from_secs(5);
+/// Between two tries to read the registry at the start.
+const LOAD_AGAIN: Duration = Duration::from_secs(1);
 
 /// What an engine needs from its worker.
 #[derive(Clone)]
@@ -47,6 +63,15 @@ pub(crate) struct EngineDeps {
     pub(crate) board: Arc<StatusBoard>,
     /// Fronts heard lately, over all engines: whom a new leader waits for.
     pub(crate) fronts: Arc<crate::fronts::Fronts>,
+    pub(crate) watchlist: Watchlist,
+}
+
+/// What a run brings to its engine.
+pub(crate) struct Parts {
+    pub(crate) epoch: Epoch,
+    pub(crate) states: States,
+    /// Somebody has raised the epoch: nothing of this engine counts any more.
+    pub(crate) fenced: CancellationToken,
 }
 
 /// One engine under one lease.
@@ -58,80 +83,68 @@ pub(crate) struct Engine {
     epoch: Epoch,
     sockets: Sockets,
     control: Arc<Control>,
+    vitals: Arc<Vitals>,
+    states: States,
     registry: watch::Sender<Arc<Registry>>,
     streaming: watch::Sender<Streaming>,
     reports: watch::Sender<Option<Arc<report::Covered>>>,
     /// What was confirmed last, in which generation.
     position: watch::Sender<Option<(Generation, Lsn)>>,
-    /// Somebody has raised the epoch: nothing of this engine counts any more.
     fenced: CancellationToken,
-    received: Arc<AtomicU64>,
     /// See [`Judge::disabling`].
     disabling: Arc<tokio::sync::RwLock<()>>,
-    tasks: TaskTracker,
-    /// Drain, then leave.
+    tasks: Tasks,
+    /// Drain, then leave: the order, which may become tighter, and whether there is one.
+    stopping: Arc<watch::Sender<Option<Stop>>>,
     stop: CancellationToken,
-    /// Publish nothing more, write nothing more.
-    lost: CancellationToken,
+    /// An operator asked for a new slot.
+    new_slot: Arc<Notify>,
+    /// Ends the shards.
+    halt_shards: CancellationToken,
+    /// Ends everything else.
+    halt: CancellationToken,
 }
 
-/// Runs the engine until `stop` or until the lease is lost.
-pub(crate) async fn run(
-    deps: EngineDeps,
-    source: Source,
-    claim: Claim,
-    lost: CancellationToken,
-    stop: CancellationToken,
-) {
-    let name = source.name.clone();
-    let id = source.id;
-    if let Err(error) = lead(&deps, source, &claim, lost, stop).await {
-        tracing::error!(source = %id, error = %error, "the engine can't start");
-        deps.board.update(id, &name, |status| {
-            status.state = EngineState::Failed.as_str();
-            status.reason = Some(error.policy().reason.to_owned());
-        });
-    }
-}
-
-async fn lead(
-    deps: &EngineDeps,
-    source: Source,
-    claim: &Claim,
-    lost: CancellationToken,
-    stop: CancellationToken,
-) -> Result<(), EngineError> {
-    let epoch = deps.store.take_engine(source.id, &deps.worker).await?;
-    // R-LEASE-2: the epoch is raised after the lease is won; if the lease isn't ours now, the raise fenced a successor.
-    let holder = deps.lease.holder(&claim.name).await.map_err(|_| StoreError::Fenced)?;
-    if holder.is_some_and(|holder| holder.holder != deps.worker) {
-        return Ok(());
-    }
-    tracing::info!(source = %source.id, name = %source.name, %epoch, "leading");
-    let loaded = loader::load(&deps.store, source.id).await?;
-    let generation = deps.store.engine(source.id).await?.map_or(Generation(1), |engine| engine.generation);
-    let engine = Engine::new(deps.clone(), source, epoch, lost, stop)?;
-    // Fronts ask from now on; what is registered is known, even if the source can't be reached yet.
-    engine.registry.send_replace(Arc::new(Registry::new(&loaded, generation, Lsn::ZERO)));
-    engine.drive(loaded, CancellationToken::new()).await;
-    Ok(())
+/// Starts the engine in tasks of its own. It ends when told to, or since it can't go on; and it can be ended.
+pub(crate) fn start(deps: &EngineDeps, source: &Source, parts: Parts) -> Result<Running, SourceError> {
+    let (tasks, panicked) = Tasks::new();
+    let engine = Engine::new(deps.clone(), source.clone(), parts, tasks)?;
+    let (tell, end) = oneshot::channel();
+    let watched = Arc::new(Watched {
+        source: source.id,
+        epoch: engine.epoch,
+        vitals: Arc::clone(&engine.vitals),
+        sockets: engine.sockets.clone(),
+        hung: CancellationToken::new(),
+    });
+    deps.watchlist.add(&watched);
+    let running = Running {
+        sockets: engine.sockets.clone(),
+        vitals: Arc::clone(&engine.vitals),
+        tasks: engine.tasks.clone(),
+        watched,
+        stopping: Arc::clone(&engine.stopping),
+        stop: engine.stop.clone(),
+        new_slot: Arc::clone(&engine.new_slot),
+        end: Some(end),
+    };
+    let tasks = engine.tasks.clone();
+    tasks.spawn("intake", async move {
+        // Whoever asked may be gone.
+        drop(tell.send(Box::pin(engine.drive(panicked)).await));
+    });
+    Ok(running)
 }
 
 impl Engine {
-    fn new(
-        deps: EngineDeps,
-        source: Source,
-        epoch: Epoch,
-        lost: CancellationToken,
-        stop: CancellationToken,
-    ) -> Result<Self, EngineError> {
+    fn new(deps: EngineDeps, source: Source, parts: Parts, tasks: Tasks) -> Result<Self, SourceError> {
+        let Parts { epoch, states, fenced } = parts;
         let url = SourceUrl::from_secret(&source.replication_url)?;
         let admin_url = source.admin_url.as_ref().map_or_else(|| Ok(url.clone()), SourceUrl::from_secret)?;
         let sockets = Sockets::new();
+        let vitals = Arc::new(Vitals::new(deps.settings.shards));
         let (registry, _) = watch::channel(Arc::new(Registry::default()));
         let (streaming, _) = watch::channel(Streaming { on: false, reason: Some("starting".to_owned()) });
-        let (reports, _) = watch::channel(None);
-        let received = Arc::new(AtomicU64::new(0));
         let control = Arc::new(Control {
             source: source.id,
             epoch,
@@ -145,13 +158,13 @@ impl Engine {
             subscriptions: Arc::new(RwLock::new(SubscriptionIndex::default())),
             registry: registry.subscribe(),
             streaming: streaming.subscribe(),
-            received: Arc::clone(&received),
+            vitals: Arc::clone(&vitals),
             seqs: Arc::new(Mutex::new(HashMap::new())),
             partial: Mutex::default(),
             heard: Mutex::default(),
             greeted: tokio::sync::Mutex::new(deps.bus.state().borrow().connects),
         });
-        let tasks = TaskTracker::new();
+        let halt = CancellationToken::new();
         Ok(Self {
             deps,
             source,
@@ -160,33 +173,84 @@ impl Engine {
             epoch,
             sockets,
             control,
+            vitals,
+            states,
             registry,
             streaming,
-            reports,
+            reports: watch::Sender::new(None),
             position: watch::Sender::new(None),
-            fenced: CancellationToken::new(),
-            received,
+            fenced,
             disabling: Arc::default(),
             tasks,
-            stop,
-            lost,
+            stopping: Arc::new(watch::Sender::new(None)),
+            stop: CancellationToken::new(),
+            new_slot: Arc::default(),
+            halt_shards: halt.child_token(),
+            halt,
         })
     }
 
     /// Sets the parts going, runs sessions until told otherwise, and takes the parts down again.
-    async fn drive(&self, loaded: loader::Loaded, halt: CancellationToken) {
+    async fn drive(self, mut panicked: mpsc::Receiver<String>) -> End {
+        let Some(loaded) = self.stop.run_until_cancelled(Box::pin(self.load())).await else {
+            return End::stopped(None);
+        };
         let (loaded_tx, loaded_rx) = watch::channel(Arc::new(loaded));
+        let (ready_tx, ready) = watch::channel(false);
+        let mut intake = self.start_parts(loaded_tx, ready_tx);
+        let mut session = Session::new(&self, loaded_rx);
+        let end = {
+            let sessions = session.run_all(&mut intake, ready);
+            tokio::pin!(sessions);
+            tokio::select! {
+                end = &mut sessions => end,
+                Some(task) = panicked.recv() => {
+                    self.vitals.bury(&task);
+                    self.end_within(OTHERS_DRAIN);
+                    End::panicked(&task, sessions.await)
+                }
+            }
+        };
+        self.sockets.shutdown_all();
+        self.halt.cancel();
+        end
+    }
+
+    /// Fronts ask from now on; what is registered is known, even if the source can't be reached yet.
+    async fn load(&self) -> Loaded {
+        loop {
+            let loaded = async {
+                let loaded = loader::load(&self.deps.store, self.source.id).await?;
+                Ok::<_, EngineError>((loaded, self.deps.store.engine(self.source.id).await?))
+            };
+            match loaded.await {
+                Ok((loaded, row)) => {
+                    let generation = row.map_or(Generation(1), |engine| engine.generation);
+                    self.registry.send_replace(Arc::new(Registry::new(&loaded, generation, Lsn::ZERO)));
+                    return loaded;
+                }
+                Err(error) => {
+                    tracing::warn!(source = %self.source.id, %error, "can't read the registry, trying again");
+                    self.observe(error.observed());
+                }
+            }
+            tokio::time::sleep(LOAD_AGAIN).await;
+        }
+    }
+
+    fn start_parts(&self, loaded: watch::Sender<Arc<Loaded>>, ready: watch::Sender<bool>) -> Intake {
+        let (settings, halt) = (&self.deps.settings, &self.halt);
         let acked = Arc::new(Notify::new());
         let judge = Arc::new(self.judge());
-        let shards: Vec<Arc<ShardQueue>> = (0..self.deps.settings.shards).map(|_| Arc::default()).collect();
-        for shard in &shards {
-            let (shard, judge, acked) = (Arc::clone(shard), Arc::clone(&judge), Arc::clone(&acked));
-            self.tasks.spawn(shard::run(shard, judge, acked, halt.clone()));
+        let shards: Vec<Arc<ShardQueue>> = (0..settings.shards).map(|_| Arc::default()).collect();
+        for (number, shard) in shards.iter().enumerate() {
+            let shard = (number, Arc::clone(shard));
+            let running = shard::run(shard, Arc::clone(&judge), Arc::clone(&acked), self.halt_shards.clone());
+            self.tasks.spawn(vitals::shard_name(number), running);
         }
-        let refresh = self.deps.settings.filter_refresh;
-        self.tasks.spawn(loader::watch(self.deps.store.clone(), self.source.id, refresh, loaded_tx, halt.clone()));
-        let reporter = report::Reporter::new(self, halt.clone());
-        self.tasks.spawn(reporter.run(self.reports.subscribe()));
+        let (store, refresh) = (self.deps.store.clone(), settings.filter_refresh);
+        self.tasks.spawn("registry", loader::watch(store, self.source.id, refresh, loaded, halt.clone()));
+        self.tasks.spawn("report", report::Reporter::new(self, halt.clone()).run(self.reports.subscribe()));
         let keeper = position::PositionKeeper {
             store: self.deps.store.clone(),
             source: self.source.id,
@@ -194,24 +258,9 @@ impl Engine {
             fenced: self.fenced.clone(),
             stop: halt.clone(),
         };
-        self.tasks.spawn(keeper.run(self.position.subscribe()));
-        let (ready_tx, ready) = watch::channel(false);
-        self.tasks.spawn(Arc::clone(&self.control).serve(ready_tx, halt.clone()));
-
-        let mut intake = Intake::new(shards, acked, self.deps.settings.engine_quota(), Arc::clone(&self.received));
-        let mut session = Session::new(self, loaded_rx);
-        tokio::select! {
-            () = session.run_all(&mut intake, ready) => {}
-            () = self.lost.cancelled() => tracing::warn!(source = %self.source.id, "lease lost, leaving at once"),
-        }
-        self.sockets.shutdown_all();
-        halt.cancel();
-        self.tasks.close();
-        self.tasks.wait().await;
-        self.set_status(EngineState::Stopped, Some("standby"));
-        if !self.lost.is_cancelled() {
-            self.save_state(EngineState::Stopped, None).await;
-        }
+        self.tasks.spawn("position", keeper.run(self.position.subscribe()));
+        self.tasks.spawn("control", Arc::clone(&self.control).serve(ready, halt.clone()));
+        Intake::new(shards, acked, settings.engine_quota(), Arc::clone(&self.vitals))
     }
 
     fn judge(&self) -> Judge {
@@ -220,9 +269,15 @@ impl Engine {
         Judge {
             control: Arc::clone(&self.control),
             store: self.deps.store.clone(),
+            vitals: Arc::clone(&self.vitals),
             disabling: Arc::clone(&self.disabling),
             max_event_bytes: self.deps.settings.max_event_bytes.min(limit),
         }
+    }
+
+    /// Orders the engine to end by itself.
+    fn end_within(&self, time: Duration) {
+        end::order(&self.stopping, &self.stop, Stop::drain(Instant::now() + time));
     }
 
     /// R-ENG-2.
@@ -230,28 +285,15 @@ impl Engine {
         slot_names::application_name(self.source.id, self.epoch)
     }
 
-    /// Shows the state here and to fronts.
-    fn set_status(&self, state: EngineState, reason: Option<&str>) {
-        self.deps.board.update(self.source.id, &self.source.name, |status| {
-            status.state = state.as_str();
-            status.reason = reason.map(str::to_owned);
-            status.cdc_active = state == EngineState::Running;
-            status.epoch = Some(self.epoch);
-        });
-        let on = state == EngineState::Running;
+    /// Shows the state here, in the row and to fronts.
+    fn observe(&self, observed: Observed) {
+        let fresh = Streaming { on: observed.state == EngineState::Running, reason: observed.code.map(str::to_owned) };
+        self.states.report(observed);
         self.streaming.send_if_modified(|streaming| {
-            let fresh = Streaming { on, reason: reason.map(str::to_owned) };
             let changed = *streaming != fresh;
             *streaming = fresh;
             changed
         });
-    }
-
-    /// Best effort: the row is for operators; what must be fenced is fenced by its own writes.
-    async fn save_state(&self, state: EngineState, reason: Option<&str>) {
-        if let Err(error) = self.deps.store.set_engine_state(self.source.id, self.epoch, state, reason).await {
-            tracing::warn!(source = %self.source.id, %error, "engine state not saved");
-        }
     }
 
     /// Waits until the fronts that we know of have sent their subscriptions, at most 2 s (design §9). A process that has

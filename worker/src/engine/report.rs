@@ -3,7 +3,7 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use aura_bus::{Headers, Message, Subject};
-use aura_domain::{EngineState, Epoch, Lsn, ProjectId, SourceId};
+use aura_domain::{Epoch, Lsn, ProjectId, SourceId};
 use aura_store::{NewGap, Store, StoreError};
 use aura_wire::{GapEnvelope, GapReason};
 use tokio::sync::{RwLock, watch};
@@ -88,7 +88,6 @@ impl Reporter {
         }
         self.disabled = disabled;
         self.store.set_applied_revision(self.source, self.epoch, revision).await?;
-        self.store.set_engine_state(self.source, self.epoch, EngineState::Running, None).await?;
         self.control.announce_registry().await;
         Ok(asleep.is_empty())
     }
@@ -103,7 +102,7 @@ impl Engine {
     /// A row of this table could not be used: its subscribers are told. Never waits.
     pub(super) fn announce_undecodable(&self, table: Arc<RegisteredTable>) {
         let control = Arc::clone(&self.control);
-        self.tasks.spawn(async move {
+        self.tasks.spawn("gap", async move {
             let names = [table.key.schema.clone(), table.key.table.clone()];
             publish_gap(&control, table.key.project, GapReason::Undecodable, Some(vec![names])).await;
         });

@@ -21,12 +21,14 @@ use tokio::sync::watch;
 
 use super::{
     Engine,
+    end::{End, Left},
     error::{EngineError, MAX_PAUSE},
     intake::Intake,
     loader::Loaded,
     registry::Registry,
     slot::ReadySlot,
 };
+use crate::states::Observed;
 
 /// Limit of connecting, to either kind of connection.
 pub(super) const CONNECT: Duration = Duration::from_secs(5);
@@ -34,11 +36,20 @@ pub(super) const CONNECT: Duration = Duration::from_secs(5);
 const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 /// Frames that are taken from memory between two looks at timers and signals.
 const BURST: usize = 512;
+/// Signs of life while something takes its time.
+const BEAT: Duration = Duration::from_secs(1);
 /// A session that lasted this long has earned a fresh retry pause.
 const HEALTHY: Duration = Duration::from_secs(30);
 
 enum Ended {
     /// The filter must change; the next session begins where this one ended.
+    Refilter,
+    /// With the end of its stream, if there was one.
+    Stopped(Option<Left>),
+}
+
+/// Why reading ended.
+enum Read {
     Refilter,
     Stopped,
 }
@@ -89,45 +100,50 @@ impl<'e> Session<'e> {
     }
 
     /// Sessions, one after the other, until the engine is stopped.
-    pub(super) async fn run_all(&mut self, intake: &mut Intake, ready: watch::Receiver<bool>) {
+    pub(super) async fn run_all(&mut self, intake: &mut Intake, ready: watch::Receiver<bool>) -> End {
         let mut pause = None;
         while !self.engine.stop.is_cancelled() {
             let began = Instant::now();
             let error = match self.run(intake, &ready).await {
                 Ok(Ended::Refilter) => continue,
-                Ok(Ended::Stopped) => return,
+                Ok(Ended::Stopped(left)) => return End::stopped(left),
                 Err(error) => error,
             };
             let policy = error.policy();
             tracing::warn!(source = %self.engine.source.id, reason = policy.reason, %error, "session ended");
             metrics::counter!("cdc_sessions_failed_total", "reason" => policy.reason).increment(1);
-            self.engine.set_status(policy.state, Some(policy.reason));
             if error.is_fenced() {
-                // Somebody has raised the epoch, and nothing of this one counts any more: the lease decides who goes on.
-                return;
+                // Nothing of this epoch counts any more: the lease decides who goes on.
+                return End::fenced();
             }
-            self.engine.save_state(policy.state, Some(policy.reason)).await;
+            self.engine.observe(error.observed());
             let wait = pause.filter(|_| began.elapsed() < HEALTHY).unwrap_or(policy.pause);
             pause = Some((wait * 2).min(MAX_PAUSE));
             tokio::select! {
-                () = self.engine.stop.cancelled() => return,
+                () = self.engine.stop.cancelled() => {}
                 () = tokio::time::sleep(wait) => {}
+                never = self.engine.vitals.beating(BEAT) => match never {},
             }
         }
+        End::stopped(None)
     }
 
     async fn run(&mut self, intake: &mut Intake, ready: &watch::Receiver<bool>) -> Result<Ended, EngineError> {
-        let mut stream = tokio::select! {
-            () = self.engine.stop.cancelled() => return Ok(Ended::Stopped),
-            stream = self.start(intake, ready) => stream?,
+        let (stop, vitals) = (self.engine.stop.clone(), Arc::clone(&self.engine.vitals));
+        let mut stream = {
+            let starting = Box::pin(self.start(intake, ready));
+            tokio::select! {
+                () = stop.cancelled() => return Ok(Ended::Stopped(None)),
+                stream = starting => stream?,
+                // However long the server takes: the task is alive.
+                never = vitals.beating(BEAT) => match never {},
+            }
         };
-        let ended = self.read(&mut stream, intake).await?;
-        match ended {
+        Ok(match self.read(&mut stream, intake).await? {
             // The server may be in the middle of sending: a polite end could take as long as its transaction (E7).
-            Ended::Refilter => drop(stream),
-            Ended::Stopped => self.leave(stream, intake).await,
-        }
-        Ok(ended)
+            Read::Refilter => Ended::Refilter,
+            Read::Stopped => Ended::Stopped(Some(self.leave(stream, intake).await)),
+        })
     }
 
     async fn start(&mut self, intake: &mut Intake, ready: &watch::Receiver<bool>) -> Result<Stream, EngineError> {
@@ -223,19 +239,20 @@ impl<'e> Session<'e> {
     fn show_start(&self, slot: &ReadySlot, registry: &Registry) {
         let engine = self.engine;
         engine.deps.board.update(engine.source.id, &engine.source.name, |status| {
-            status.plugin = Some(slot.plugin.library());
-            status.tables = registry.tables().count();
+            status.live.plugin = Some(slot.plugin.library().to_owned());
+            status.live.tables = registry.tables().count();
         });
     }
 
     /// Reads until the filter must change or the engine is stopped.
-    async fn read(&mut self, stream: &mut Stream, intake: &mut Intake) -> Result<Ended, EngineError> {
+    async fn read(&mut self, stream: &mut Stream, intake: &mut Intake) -> Result<Read, EngineError> {
         // The reply proves that the stream lives, and tells its position when there is nothing to send.
         self.send_status(stream, intake, true).await?;
         loop {
             if !intake.tracker.in_transaction() && self.change_registry(stream, intake) {
-                return Ok(Ended::Refilter);
+                return Ok(Read::Refilter);
             }
+            self.engine.vitals.heartbeat.beat(Instant::now());
             let resolved = intake.tracker.resolve();
             if stream.feedback.is_due(resolved, Instant::now()).is_some() {
                 self.send_status(stream, intake, false).await?;
@@ -244,12 +261,12 @@ impl<'e> Session<'e> {
             let wake = self.wake_at(stream, resolved);
             tokio::select! {
                 biased;
-                () = self.engine.stop.cancelled() => return Ok(Ended::Stopped),
+                () = self.engine.stop.cancelled() => return Ok(Read::Stopped),
                 () = self.engine.fenced.cancelled() => return Err(StoreError::Fenced.into()),
                 () = intake.acked.notified() => {}
                 changed = self.loaded.changed() => {
                     if changed.is_err() {
-                        return Ok(Ended::Stopped);
+                        return Ok(Read::Stopped);
                     }
                     let generation = self.generation.unwrap_or(Generation(1));
                     stream.next = Some(self.registry(generation, stream.feedback.flushed()));
@@ -338,7 +355,7 @@ impl<'e> Session<'e> {
         self.restart_cost = stream.started.elapsed();
         self.refilter_after =
             Instant::now() + (self.restart_cost * 10).clamp(Duration::from_secs(1), Duration::from_secs(60));
-        self.engine.set_status(EngineState::Running, None);
+        self.engine.observe(Observed::new(EngineState::Running, None));
         self.engine.report_active(&stream.registry, stream.e);
     }
 
@@ -372,13 +389,16 @@ impl<'e> Session<'e> {
         let engine = self.engine;
         let position = Some((self.generation.unwrap_or(Generation(1)), flushed));
         engine.position.send_if_modified(|last| std::mem::replace(last, position) != position);
+        engine.vitals.note_status(resolved, flushed);
         engine.deps.board.update(engine.source.id, &engine.source.name, |status| {
-            status.received_lsn = intake.received();
-            status.resolved_lsn = resolved;
-            status.confirmed_lsn = flushed;
-            status.used_bytes = intake.quota.used();
-            status.paused = intake.quota.paused_since().is_some();
-            status.holes = stream.holes();
+            let live = &mut status.live;
+            live.received_lsn = intake.received();
+            live.resolved_lsn = resolved;
+            live.confirmed_lsn = flushed;
+            live.flow.used_bytes = intake.quota.used() as u64;
+            let paused = intake.quota.paused_since().is_some();
+            live.flow.paused_since = paused.then(|| live.flow.paused_since.take().unwrap_or_else(crate::status::now));
+            live.holes = stream.holes();
             status.measure(engine.source.id);
         });
         Ok(())

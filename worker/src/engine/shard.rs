@@ -60,7 +60,12 @@ struct Waiting {
 }
 
 /// Runs a shard until `stop`; batches in flight are dropped then, without an ack.
-pub(crate) async fn run(queue: Arc<ShardQueue>, judge: Arc<Judge>, acked: Arc<Notify>, stop: CancellationToken) {
+pub(crate) async fn run(
+    (number, queue): (usize, Arc<ShardQueue>),
+    judge: Arc<Judge>,
+    acked: Arc<Notify>,
+    stop: CancellationToken,
+) {
     let mut waiting: HashMap<ProjectId, Waiting> = HashMap::new();
     let mut in_flight: FuturesUnordered<BoxFuture<'static, (ProjectId, Lane)>> = FuturesUnordered::new();
     loop {
@@ -84,7 +89,7 @@ pub(crate) async fn run(queue: Arc<ShardQueue>, judge: Arc<Judge>, acked: Arc<No
         }
         for id in ready {
             if let Some(batch) = waiting.get_mut(&id).and_then(|lane| next_batch(id, lane)) {
-                in_flight.push(Box::pin(deliver(Arc::clone(&judge), id, batch)));
+                in_flight.push(Box::pin(deliver(Arc::clone(&judge), number, id, batch)));
             }
         }
     }
@@ -107,8 +112,14 @@ fn next_batch(id: ProjectId, waiting: &mut Waiting) -> Option<(Lane, Vec<Row>)> 
     Some((lane, waiting.rows.drain(..rows).collect()))
 }
 
-async fn deliver(judge: Arc<Judge>, id: ProjectId, (mut lane, rows): (Lane, Vec<Row>)) -> (ProjectId, Lane) {
+async fn deliver(
+    judge: Arc<Judge>,
+    shard: usize,
+    id: ProjectId,
+    (mut lane, rows): (Lane, Vec<Row>),
+) -> (ProjectId, Lane) {
     judge.deliver(&mut lane, &rows).await;
+    judge.vitals.delivered(shard, rows.len());
     // The bus has every row, or the loss was announced.
     for row in rows {
         row.claim.ack();

@@ -70,7 +70,7 @@ impl Engine {
             slot::epoch_of(&holder.application_name, self.source.id).is_none_or(|epoch| epoch != self.epoch)
         };
         if let Some(holder) = status.holder.as_ref().filter(|_| status.active).filter(ours) {
-            return Err(EngineError::SlotInUse { pid: holder.pid });
+            return Err(EngineError::SlotInUse { pid: holder.pid, name: holder.application_name.clone() });
         }
         let plugin = if status.plugin == Plugin::Wal2json.library() { Plugin::Wal2json } else { Plugin::PgOutput };
         Ok(ReadySlot { plugin, confirmed: status.confirmed_flush.unwrap_or(Lsn::ZERO) })

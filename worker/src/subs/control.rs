@@ -3,10 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{
-        Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -25,7 +22,7 @@ use super::{
     admission::{Refusal, admit},
     index::{SubscriptionIndex, TableKey},
 };
-use crate::engine::registry::Registry;
+use crate::engine::{registry::Registry, vitals::Vitals};
 
 /// Period of heartbeats in both directions (design §9).
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -53,8 +50,7 @@ pub(crate) struct Control {
     pub(crate) subscriptions: Arc<RwLock<SubscriptionIndex>>,
     pub(crate) registry: watch::Receiver<Arc<Registry>>,
     pub(crate) streaming: watch::Receiver<Streaming>,
-    /// End of what the intake has read.
-    pub(crate) received: Arc<AtomicU64>,
+    pub(crate) vitals: Arc<Vitals>,
     /// Last `seq` of each project, by the lanes.
     pub(crate) seqs: Arc<Mutex<HashMap<ProjectId, u64>>>,
     /// Chunks of snapshots that aren't complete.
@@ -231,7 +227,7 @@ impl Control {
     fn reply(&self, exceptions: Vec<aura_wire::control::Exception>, want_snapshot: bool) -> Reply {
         Reply {
             epoch: self.epoch,
-            since: Lsn(self.received.load(Ordering::Acquire)),
+            since: self.vitals.received(),
             streaming: self.streaming.borrow().on,
             exceptions,
             want_snapshot,

@@ -211,6 +211,11 @@ impl ShutdownHandle {
         self.inner.phases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the process is ours to end: a watchdog was asked for.
+    pub fn ends_process(&self) -> bool {
+        self.inner.options.watchdog
+    }
+
     /// Ends the process at once, without destructors and whatever its other threads do. Says why first, if that takes no
     /// longer than a blocked standard error lets it.
     pub fn end_process(&self, code: u8, failure: &Failure) -> ! {

@@ -1,0 +1,195 @@
+//! One actor per engine: it owns the lease loop, the runs and the verbs (R-ENG-1). Who asks for something leaves an order;
+//! who wants to know something reads the board; nobody waits for the actor, and the actor waits for nothing that a stuck
+//! engine could hold.
+
+mod finish;
+mod run;
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use aura_domain::{EngineReport, Outcome};
+use aura_lease::{LeaseConfig, run_with_lease};
+use aura_store::{Engine, Source};
+use tokio::{sync::watch, time::sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::{engine::EngineDeps, stop::Stop};
+
+/// First and longest pause after a run that failed.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// A run that lasted this long has earned a fresh pause.
+const HEALTHY: Duration = Duration::from_secs(60);
+/// Between two tries for a lease: who gives one up tells, so this is only for the moment in between.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// What the pool's plan and the platform database say.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Orders {
+    /// Try for the lease.
+    pub(crate) seek: bool,
+    /// Drain and leave the source to another worker.
+    pub(crate) give_up: bool,
+    /// The engine's row.
+    pub(crate) row: Option<Row>,
+}
+
+/// An engine's row, and when it was read: its durations count from then.
+#[derive(Debug, Clone)]
+pub(crate) struct Row {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) read: Instant,
+}
+
+impl Row {
+    fn stop(&self) -> Option<Stop> {
+        self.engine.operation.as_ref().map(|operation| Stop::operation(operation, self.read))
+    }
+}
+
+/// The supervisor's end.
+#[derive(Debug, Clone)]
+pub(crate) struct Handle {
+    pub(crate) orders: watch::Sender<Orders>,
+    force: watch::Sender<u64>,
+    leading: Arc<AtomicBool>,
+}
+
+impl Handle {
+    /// The actor hasn't ended.
+    pub(crate) fn is_working(&self) -> bool {
+        !self.orders.is_closed()
+    }
+
+    /// Ends the run at once, without the platform database.
+    pub(crate) fn force_close(&self) {
+        self.force.send_modify(|count| *count += 1);
+    }
+
+    /// A run is under way.
+    pub(crate) fn is_leading(&self) -> bool {
+        self.leading.load(Ordering::SeqCst)
+    }
+}
+
+/// See the module.
+pub(crate) struct Actor {
+    deps: EngineDeps,
+    source: Source,
+    orders: watch::Receiver<Orders>,
+    /// Counts the requests to end at once.
+    force: watch::Receiver<u64>,
+    /// When the process must have drained; set once it ends.
+    process: watch::Receiver<Option<tokio::time::Instant>>,
+    leading: Arc<AtomicBool>,
+}
+
+impl Actor {
+    pub(crate) fn new(
+        deps: EngineDeps,
+        source: Source,
+        process: watch::Receiver<Option<tokio::time::Instant>>,
+    ) -> (Self, Handle) {
+        let (orders, force, leading) = (watch::Sender::default(), watch::Sender::new(0), Arc::default());
+        let actor = Self {
+            deps,
+            source,
+            orders: orders.subscribe(),
+            force: force.subscribe(),
+            process,
+            leading: Arc::clone(&leading),
+        };
+        (actor, Handle { orders, force, leading })
+    }
+
+    /// Runs until the process ends or nobody gives orders any more; answers how its last run ended, if that is of the
+    /// process's concern.
+    pub(crate) async fn work(mut self) -> Option<EngineReport> {
+        let mut pause = PAUSE.0;
+        let mut last: Option<EngineReport> = None;
+        let mut not_before = Instant::now();
+        while self.is_to_seek(not_before).await {
+            let began = Instant::now();
+            let Some(report) = self.seek().await else { continue };
+            let failed = matches!(report.outcome, Outcome::Failed | Outcome::SlotLost);
+            if !failed || began.elapsed() > HEALTHY {
+                pause = PAUSE.0;
+            }
+            if failed {
+                not_before = Instant::now() + pause;
+                pause = (pause * 2).min(PAUSE.1);
+            }
+            last = Some(report);
+        }
+        let ended_by_process = self.process.borrow().is_some();
+        last.filter(|report| ended_by_process || matches!(report.outcome, Outcome::LeaseLost | Outcome::SlotLost))
+    }
+
+    /// Waits for an order to seek; false = it is over.
+    async fn is_to_seek(&mut self, not_before: Instant) -> bool {
+        loop {
+            if self.process.borrow_and_update().is_some() {
+                return false;
+            }
+            let seek = self.orders.borrow_and_update().seek;
+            if seek && Instant::now() >= not_before {
+                return true;
+            }
+            tokio::select! {
+                changed = self.orders.changed() => if changed.is_err() { return false },
+                changed = self.process.changed() => if changed.is_err() { return false },
+                () = sleep_until(not_before.into()), if seek => {}
+            }
+        }
+    }
+
+    /// Tries for the lease for as long as the order stands; one run if it is won. `None` = it wasn't.
+    async fn seek(&mut self) -> Option<EngineReport> {
+        let config = LeaseConfig {
+            name: format!("source-{}", self.source.id),
+            holder: self.deps.worker.clone(),
+            duration: self.deps.settings.lease_duration,
+            retry: RETRY,
+        };
+        let (seeking, report) = (CancellationToken::new(), Arc::new(Mutex::new(None)));
+        let actor = &*self;
+        let work = |claim, lost| {
+            // One run a time: what comes after it is for the next order to say.
+            seeking.cancel();
+            let report = Arc::clone(&report);
+            async move {
+                actor.leading.store(true, Ordering::SeqCst);
+                let ended = Box::pin(run::run(actor, claim, lost)).await;
+                *report.lock().unwrap_or_else(PoisonError::into_inner) = ended;
+                actor.leading.store(false, Ordering::SeqCst);
+            }
+        };
+        let running = run_with_lease(&*actor.deps.lease, &config, seeking.clone(), work);
+        tokio::pin!(running);
+        tokio::select! {
+            () = &mut running => {}
+            () = actor.is_called_off() => {
+                seeking.cancel();
+                running.await;
+            }
+        }
+        report.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Returns when the lease isn't to be sought any more. During a run that is the run's own matter.
+    async fn is_called_off(&self) {
+        let (mut orders, mut process) = (self.orders.clone(), self.process.clone());
+        let called_off = async {
+            let _ = orders.wait_for(|orders| !orders.seek).await;
+        };
+        tokio::select! {
+            () = called_off => {}
+            _ = process.wait_for(Option::is_some) => {}
+        }
+    }
+}

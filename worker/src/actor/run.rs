@@ -1,0 +1,187 @@
+//! One run: an epoch under a lease, from the raise of the epoch to the engine's end.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use aura_domain::{Desired, EngineReport, Epoch};
+use aura_lease::Claim;
+use aura_store::StoreError;
+use tokio::time::sleep_until;
+use tokio_util::sync::CancellationToken;
+
+use super::{Actor, Orders, finish::Finish};
+use crate::{
+    engine::{self, Running},
+    states::{Of, States},
+    stop::{Plan, Stop},
+};
+
+/// The platform database takes part in the beginning of a run: not for longer than this.
+const BEGIN: Duration = Duration::from_secs(10);
+/// With a deadline of 0 the final position and a polite end may still take this long.
+const AT_ONCE: Duration = Duration::from_millis(500);
+/// What the engine's own clock may be behind ours.
+const SLACK: Duration = Duration::from_millis(150);
+
+/// Why the actor turns to ending the engine.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// There was nothing to run: it is stopped, and the slot is to be seen inactive.
+    NotWanted,
+    /// It ended by itself: told to, or since it can't go on.
+    ByItself(engine::End),
+    /// It didn't end in time.
+    Overdue,
+    /// The watchdog found it hung.
+    Hung,
+    /// The lease is lost, or somebody has raised the epoch.
+    Lost(&'static str),
+}
+
+/// What a run is made of besides the engine.
+pub(super) struct Run<'a> {
+    pub(super) actor: &'a Actor,
+    pub(super) claim: Claim,
+    pub(super) epoch: Epoch,
+    pub(super) states: States,
+    pub(super) lost: CancellationToken,
+    /// Somebody has raised the epoch.
+    pub(super) fenced: CancellationToken,
+    /// The tightest order to end so far, and since when it holds.
+    pub(super) stop: Option<(Stop, Instant)>,
+    force_seen: u64,
+}
+
+/// Runs the engine until it ends; the lease may be released afterwards.
+pub(super) async fn run(actor: &Actor, claim: Claim, lost: CancellationToken) -> Option<EngineReport> {
+    let force_seen = *actor.force.borrow();
+    let (epoch, desired) = match lost.run_until_cancelled(take(actor, &claim)).await? {
+        Ok(taken) => taken?,
+        Err(error) => {
+            tracing::warn!(source = %actor.source.id, %error, "the engine can't be taken");
+            return None;
+        }
+    };
+    tracing::info!(source = %actor.source.id, name = %actor.source.name, %epoch, "leading");
+    let of =
+        Of { source: actor.source.id, name: actor.source.name.clone(), epoch, board: Arc::clone(&actor.deps.board) };
+    let (states, fenced) = (States::begin(of), CancellationToken::new());
+    let mut run =
+        Run { actor, claim, epoch, states: states.clone(), lost, fenced: fenced.clone(), stop: None, force_seen };
+    let writing = states.clone().write(actor.deps.store.clone(), fenced);
+    // Ends with the run, whatever the database does.
+    let writer = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(writing));
+    let mut engine = None;
+    let ended = match desired {
+        Desired::Stopped => Ended::NotWanted,
+        Desired::Running => {
+            let parts = engine::Parts { epoch, states: run.states.clone(), fenced: run.fenced.clone() };
+            match engine::start(&actor.deps, &actor.source, parts) {
+                Ok(started) => run.watch(engine.insert(started)).await,
+                Err(error) => Ended::ByItself(engine::End::unstartable(error)),
+            }
+        }
+    };
+    let report = Finish::new(run, engine).ended(ended, writer).await;
+    states.end();
+    Some(report)
+}
+
+/// Raises the epoch. `None` = the lease isn't ours any more: the raise fenced a successor, who raises it again.
+async fn take(actor: &Actor, claim: &Claim) -> Result<Option<(Epoch, Desired)>, StoreError> {
+    let (deps, source) = (&actor.deps, actor.source.id);
+    let taking = async {
+        let epoch = deps.store.take_engine(source, &deps.worker).await?;
+        // R-LEASE-2: read again after the raise. What can't be read isn't ours.
+        let holder = deps.lease.holder(&claim.name).await.map_err(|_| StoreError::Fenced)?;
+        if holder.is_some_and(|holder| holder.holder != deps.worker) {
+            return Ok(None);
+        }
+        // Somebody may have stopped it while we were waiting.
+        Ok(Some((epoch, deps.store.desired(source).await?)))
+    };
+    tokio::time::timeout(BEGIN, taking).await.unwrap_or(Err(StoreError::Timeout(BEGIN)))
+}
+
+impl Run<'_> {
+    /// Watches over the running engine until it has ended or is to be ended.
+    async fn watch(&mut self, engine: &mut Running) -> Ended {
+        let (mut orders, mut process, mut force) =
+            (self.actor.orders.clone(), self.actor.process.clone(), self.actor.force.clone());
+        let hung = engine.hung();
+        loop {
+            self.follow(&orders.borrow_and_update(), engine);
+            process.borrow_and_update();
+            force.borrow_and_update();
+            let overdue_at = self.ladder_at();
+            if overdue_at.is_some_and(|at| at <= Instant::now()) {
+                return Ended::Overdue;
+            }
+            let overdue = async {
+                match overdue_at {
+                    Some(at) => sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = self.lost.cancelled() => return Ended::Lost("lease_lost"),
+                () = self.fenced.cancelled() => return Ended::Lost("fenced"),
+                end = engine.ended() => return Ended::ByItself(end),
+                () = hung.cancelled() => return Ended::Hung,
+                () = overdue => return Ended::Overdue,
+                // Whoever gave orders is gone: the process ends, and says so.
+                Ok(()) = orders.changed() => {}
+                Ok(()) = process.changed() => {}
+                Ok(()) = force.changed() => {}
+            }
+        }
+    }
+
+    /// Takes in what is ordered now; an order to end is never taken back.
+    fn follow(&mut self, orders: &Orders, engine: &Running) {
+        if let Some(row) = &orders.row {
+            if row.engine.epoch > self.epoch {
+                self.fenced.cancel();
+            }
+            if row.engine.recreate_slot && row.engine.epoch == self.epoch {
+                engine.ask_for_new_slot();
+            }
+        }
+        if self.tighten(orders) {
+            self.stop.into_iter().for_each(|(stop, _)| engine.stop(stop));
+        }
+    }
+
+    /// True = there is a tighter order to end than before.
+    pub(super) fn tighten(&mut self, orders: &Orders) -> bool {
+        let now = Instant::now();
+        let drain = self.actor.deps.settings.drain_timeout;
+        let process = self.actor.process.borrow().map(|by| Stop::drain(by.into_std()));
+        let forced = (*self.actor.force.borrow() != self.force_seen).then(|| Stop::force(now));
+        // The first word counts, else a drain that is given up begins anew with each order.
+        let begun = self.stop.map(|(stop, _)| stop);
+        let given_up = (orders.give_up && begun.is_none()).then(|| Stop::drain(now + drain));
+        let row = orders.row.as_ref().filter(|row| row.engine.epoch == self.epoch);
+        let unasked = row.is_some_and(|row| row.engine.desired == Desired::Stopped) && begun.is_none();
+        let asked = row.and_then(super::Row::stop).or_else(|| unasked.then(|| Stop::drain(now + drain)));
+        let all = [begun, process, forced, given_up, asked].into_iter().flatten().reduce(Stop::and);
+        let tighter = all != begun;
+        if tighter {
+            self.stop = all.map(|stop| (stop, now));
+        }
+        tighter
+    }
+
+    /// From when on the engine is ended from outside.
+    fn ladder_at(&self) -> Option<Instant> {
+        let (stop, since) = self.stop?;
+        Some(match stop.plan {
+            Plan::Force => since,
+            Plan::Drain => stop.by + SLACK,
+            Plan::Operation => stop.by.max(since + AT_ONCE) + SLACK,
+        })
+    }
+}

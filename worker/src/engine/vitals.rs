@@ -1,0 +1,170 @@
+//! What is known of a run from outside, whatever its tasks are stuck in: atomics that they write and others read.
+
+use std::{
+    convert::Infallible,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use aura_domain::{DrainReport, Lsn, ShardReport};
+use aura_flow::Heartbeat;
+
+/// One run's vital signs.
+#[derive(Debug)]
+pub(crate) struct Vitals {
+    /// Of the task that owns the socket (R-FB-4).
+    pub(crate) heartbeat: Heartbeat,
+    received: AtomicU64,
+    resolved: AtomicU64,
+    sent: AtomicU64,
+    shards: Vec<Tally>,
+    /// Cut: nothing more is published and no status sent.
+    cut: AtomicBool,
+}
+
+/// Rows of one shard.
+#[derive(Debug, Default)]
+struct Tally {
+    admitted: AtomicU64,
+    delivered: AtomicU64,
+    skipped: AtomicU64,
+    /// Its task has panicked: what it holds is never acknowledged.
+    buried: AtomicBool,
+}
+
+/// Name of a shard's task.
+pub(super) fn shard_name(number: usize) -> String {
+    format!("shard-{number}")
+}
+
+impl Vitals {
+    pub(crate) fn new(shards: usize) -> Self {
+        Self {
+            heartbeat: Heartbeat::new(Instant::now()),
+            received: AtomicU64::new(0),
+            resolved: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+            shards: (0..shards).map(|_| Tally::default()).collect(),
+            cut: AtomicBool::new(false),
+        }
+    }
+
+    /// Beats for as long as it is polled: for waits that have no end of their own.
+    pub(crate) async fn beating(&self, period: Duration) -> Infallible {
+        loop {
+            self.heartbeat.beat(Instant::now());
+            tokio::time::sleep(period).await;
+        }
+    }
+
+    /// End of what was read.
+    pub(crate) fn received(&self) -> Lsn {
+        Lsn(self.received.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn note_received(&self, lsn: Lsn) {
+        self.received.fetch_max(lsn.0, Ordering::AcqRel);
+    }
+
+    /// A new generation: positions start anew.
+    pub(crate) fn forget_positions(&self) {
+        for position in [&self.received, &self.resolved, &self.sent] {
+            position.store(0, Ordering::Release);
+        }
+    }
+
+    /// End of what the bus has received without a hole.
+    pub(crate) fn resolved(&self) -> Lsn {
+        Lsn(self.resolved.load(Ordering::Acquire))
+    }
+
+    /// Last flush position sent.
+    pub(crate) fn sent(&self) -> Lsn {
+        Lsn(self.sent.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn note_status(&self, resolved: Lsn, sent: Lsn) {
+        self.resolved.store(resolved.0, Ordering::Release);
+        self.sent.store(sent.0, Ordering::Release);
+    }
+
+    pub(crate) fn admitted(&self, shard: usize) {
+        self.count(shard, |tally| &tally.admitted, 1);
+    }
+
+    /// The bus has them, or nobody was to see them.
+    pub(crate) fn delivered(&self, shard: usize, rows: usize) {
+        self.count(shard, |tally| &tally.delivered, rows);
+    }
+
+    /// The loss was announced.
+    #[cfg_attr(not(test), expect(dead_code, reason = "rows that are given up are counted with the flow machines"))]
+    pub(crate) fn skipped(&self, shard: usize, rows: usize) {
+        self.count(shard, |tally| &tally.skipped, rows);
+    }
+
+    fn count(&self, shard: usize, which: impl Fn(&Tally) -> &AtomicU64, rows: usize) {
+        if let Some(tally) = self.shards.get(shard) {
+            which(tally).fetch_add(rows as u64, Ordering::AcqRel);
+        }
+    }
+
+    /// No more words to the bus or the server from tasks that can't be reached otherwise (R-SD-5).
+    pub(crate) fn cut(&self) {
+        self.cut.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_cut(&self) -> bool {
+        self.cut.load(Ordering::SeqCst)
+    }
+
+    /// A task has panicked; if it was a shard's, nobody waits for its rows.
+    pub(super) fn bury(&self, task: &str) {
+        if let Some((_, tally)) = self.shards.iter().enumerate().find(|(number, _)| shard_name(*number) == task) {
+            tally.buried.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Every row that was admitted is delivered or skipped, those aside that nobody will deliver.
+    pub(crate) fn is_settled(&self) -> bool {
+        let settled = |tally: &Tally| tally.buried.load(Ordering::SeqCst) || tally.read().abandoned == 0;
+        self.shards.iter().all(settled)
+    }
+
+    /// What became of the rows, as of now: what isn't delivered or skipped will come again.
+    pub(crate) fn rows(&self) -> DrainReport {
+        let per_shard: Vec<_> = self.shards.iter().map(Tally::read).collect();
+        let sum = |of: fn(&ShardReport) -> u64| per_shard.iter().map(of).sum::<u64>();
+        let (delivered, skipped) = (sum(|shard| shard.delivered), sum(|shard| shard.skipped));
+        let abandoned = sum(|shard| shard.abandoned);
+        let admitted = delivered + skipped + abandoned;
+        DrainReport { admitted, delivered, skipped, abandoned, per_shard, ..DrainReport::default() }
+    }
+}
+
+impl Tally {
+    /// The ways out before the way in: a row that is counted in between looks as if it were still on its way.
+    fn read(&self) -> ShardReport {
+        let (delivered, skipped) = (self.delivered.load(Ordering::Acquire), self.skipped.load(Ordering::Acquire));
+        let admitted = self.admitted.load(Ordering::Acquire);
+        ShardReport { delivered, skipped, abandoned: admitted.saturating_sub(delivered + skipped) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r_exit_the_rows_add_up() {
+        let vitals = Vitals::new(2);
+        for shard in [0, 0, 1, 1, 1] {
+            vitals.admitted(shard);
+        }
+        vitals.delivered(0, 2);
+        vitals.skipped(1, 1);
+        let rows = vitals.rows();
+        assert_eq!((rows.admitted, rows.delivered, rows.skipped, rows.abandoned), (5, 2, 1, 2));
+        assert_eq!(rows.per_shard[1], ShardReport { delivered: 0, skipped: 1, abandoned: 2 });
+    }
+}

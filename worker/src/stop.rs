@@ -1,0 +1,87 @@
+//! How and by when an engine is to end, whoever asks for it.
+
+use std::time::{Duration, Instant};
+
+use aura_domain::{OnDeadline, OperationKind};
+use aura_flow::Budget;
+use aura_store::Operation;
+
+/// An order to end. Several may hold at a time; the engine follows the tightest of each part (R-ENG-3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stop {
+    /// The polite part is over by then; what follows is the kill ladder.
+    pub(crate) by: Instant,
+    /// What happens then.
+    pub(crate) on_deadline: OnDeadline,
+    /// How the time is shared out.
+    pub(crate) plan: Plan,
+}
+
+/// From the loosest to the tightest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Plan {
+    /// As at the end of the process: 3 s are kept for the final position and for leaving.
+    Drain,
+    /// An operation with a deadline: min(2 s, 20 %) are kept.
+    Operation,
+    /// The kill ladder at once.
+    Force,
+}
+
+impl Stop {
+    /// The process ends, or the source goes to another worker.
+    pub(crate) fn drain(by: Instant) -> Self {
+        Self { by, on_deadline: OnDeadline::Force, plan: Plan::Drain }
+    }
+
+    /// At once.
+    pub(crate) fn force(now: Instant) -> Self {
+        Self { by: now, on_deadline: OnDeadline::Force, plan: Plan::Force }
+    }
+
+    /// What an operator asked for, read at `read`.
+    pub(crate) fn operation(operation: &Operation, read: Instant) -> Self {
+        let left = Duration::from_millis(u64::try_from(operation.remaining_ms).unwrap_or(0));
+        let plan = match operation.kind {
+            OperationKind::Stop => Plan::Operation,
+            OperationKind::ForceClose => Plan::Force,
+        };
+        Self { by: read + left, on_deadline: operation.on_deadline, plan }
+    }
+
+    /// Both hold.
+    pub(crate) fn and(self, other: Self) -> Self {
+        let on_deadline = if self.on_deadline == OnDeadline::Force { self.on_deadline } else { other.on_deadline };
+        // A deadline that is far away doesn't change how the time of a nearer one is shared out.
+        let nearer = if other.by < self.by { other } else { self };
+        let plan = if self.plan.max(other.plan) == Plan::Force { Plan::Force } else { nearer.plan };
+        Self { by: nearer.by, on_deadline, plan }
+    }
+
+    /// The time that is left, for the phases of the drain.
+    pub(crate) fn budget(self, now: Instant) -> Budget {
+        let left = self.by.saturating_duration_since(now);
+        match self.plan {
+            Plan::Drain => Budget::shutdown(left),
+            Plan::Operation | Plan::Force => Budget::stop(left),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r_eng_3_a_second_order_only_tightens() {
+        let now = Instant::now();
+        let at = |seconds| now + Duration::from_secs(seconds);
+        let patient = Stop { by: at(20), on_deadline: OnDeadline::Abandon, plan: Plan::Operation };
+        let drain = Stop::drain(at(10));
+        let both = Stop { by: at(10), on_deadline: OnDeadline::Force, plan: Plan::Drain };
+        assert_eq!((patient.and(drain), drain.and(patient)), (both, both));
+        assert_eq!(patient.and(patient), patient);
+        assert_eq!(patient.and(Stop::force(now)), Stop::force(now));
+        assert_eq!(Stop::force(at(3)).and(drain).plan, Plan::Force);
+    }
+}

@@ -1,0 +1,79 @@
+//! A bus with faults that no real one can be made to have.
+
+use std::{
+    sync::{
+        Condvar, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use aura_bus::{Bus, BusError, ConnectionState, MemoryBus, Message, Subject, Subscription};
+use tokio::sync::{RwLock, watch};
+
+/// Takes everything but changes of the table `refused`, and no batch while it is held.
+#[derive(Default)]
+pub(crate) struct Faulty {
+    bus: MemoryBus,
+    pub(crate) batches: AtomicUsize,
+    /// Held for writing: batches wait, and can be cancelled.
+    pub(crate) hold: RwLock<()>,
+    /// A batch blocks its thread for as long as this is shut: it can't be cancelled.
+    pub(crate) block: Gate,
+    /// Batches that were taken to the end.
+    pub(crate) taken: AtomicUsize,
+}
+
+/// Blocks threads.
+#[derive(Default)]
+pub(crate) struct Gate {
+    shut: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    pub(crate) fn shut(&self, shut: bool) {
+        *self.shut.lock().expect("no panic") = shut;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        let shut = self.shut.lock().expect("no panic");
+        drop(self.opened.wait_while(shut, |shut| *shut).expect("no panic"));
+    }
+}
+
+#[async_trait]
+impl Bus for Faulty {
+    async fn publish_batch(&self, messages: &[Message]) -> Result<(), BusError> {
+        self.batches.fetch_add(1, Ordering::SeqCst);
+        self.block.pass();
+        let _free = self.hold.read().await;
+        if messages.iter().any(|message| message.subject.as_str().ends_with(".refused")) {
+            return Err(BusError::Refused("permissions violation".to_owned()));
+        }
+        self.taken.fetch_add(1, Ordering::SeqCst);
+        self.bus.publish_batch(messages).await
+    }
+
+    async fn publish(&self, message: Message) -> Result<(), BusError> {
+        self.bus.publish(message).await
+    }
+
+    async fn subscribe(&self, subject: &Subject) -> Result<Subscription, BusError> {
+        self.bus.subscribe(subject).await
+    }
+
+    async fn request(&self, message: Message, timeout: Duration) -> Result<Message, BusError> {
+        self.bus.request(message, timeout).await
+    }
+
+    fn state(&self) -> watch::Receiver<ConnectionState> {
+        self.bus.state()
+    }
+
+    fn max_payload(&self) -> usize {
+        self.bus.max_payload()
+    }
+}
