@@ -3,7 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -20,6 +20,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     admission::{Refusal, admit},
+    hearing::Hearing,
     index::{SubscriptionIndex, TableKey},
 };
 use crate::engine::{registry::Registry, vitals::Vitals};
@@ -55,7 +56,7 @@ pub(crate) struct Control {
     pub(crate) seqs: Arc<Mutex<HashMap<ProjectId, u64>>>,
     /// Chunks of snapshots that aren't complete.
     pub(crate) partial: Mutex<HashMap<FrontId, (u64, HashSet<SubId>)>>,
-    pub(crate) heard: Mutex<HashMap<FrontId, Instant>>,
+    pub(crate) heard: Mutex<Hearing>,
     /// The bus connection, by number, on which every known front has been heard.
     pub(crate) greeted: tokio::sync::Mutex<u64>,
 }
@@ -235,7 +236,7 @@ impl Control {
     }
 
     fn note_rev(&self, front: &FrontId, rev: u64) {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).insert(front.clone(), Instant::now());
+        self.heard().request(front, Instant::now());
         self.index_mut(|index| {
             let known = index.front_state(front).map_or(0, |(known, _)| known);
             index.set_rev(front, known.max(rev));
@@ -248,7 +249,7 @@ impl Control {
             self.forget(&heartbeat.front);
             return;
         }
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).insert(heartbeat.front.clone(), Instant::now());
+        self.heard().heartbeat(&heartbeat.front, Instant::now());
         let Some(state) = heartbeat.sources.iter().find(|state| state.source == self.source) else { return };
         let known = self.index(|index| index.front_state(&heartbeat.front));
         let equal = known.is_some_and(|(rev, count)| rev == state.rev && count as u64 == state.count);
@@ -279,25 +280,25 @@ impl Control {
         *greeted = connects;
     }
 
-    /// Whether a front that is not given up has said nothing since.
+    /// Whether a front with subscriptions isn't back.
     fn unheard_since(&self, since: Instant) -> bool {
-        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.values().any(|at| *at < since && at.elapsed() <= FRONT_TIMEOUT)
+        let out = self.heard().not_back_since(since, FRONT_TIMEOUT, Instant::now());
+        out.iter().any(|front| self.index(|index| index.front_state(front)).is_some_and(|(_, count)| count > 0))
+    }
+
+    fn heard(&self) -> MutexGuard<'_, Hearing> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn forget_silent_fronts(&self) {
-        let now = Instant::now();
-        let silent: Vec<_> = {
-            let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-            heard.iter().filter(|(_, at)| now - **at > FRONT_TIMEOUT).map(|(front, _)| front.clone()).collect()
-        };
+        let silent = self.heard().silent(FRONT_TIMEOUT, Instant::now());
         for front in silent {
             self.forget(&front);
         }
     }
 
     fn forget(&self, front: &FrontId) {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).remove(front);
+        self.heard().forget(front);
         self.index_mut(|index| index.forget_front(front));
     }
 
