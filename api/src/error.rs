@@ -73,6 +73,7 @@ impl From<StoreError> for ApiError {
                 Self::new(Code::SchemaTaken, "Another project of this source has that schema.")
             }
             StoreError::Taken("project name") => Self::new(Code::ProjectExists, "Choose another name."),
+            StoreError::Taken("source name") => Self::new(Code::SourceExists, "Choose another name."),
             StoreError::NotFound("source") => Self::source_not_found(),
             StoreError::NotFound("project") => Self::project_not_found(),
             _ => Self(Problem::internal(&error)),

@@ -6,6 +6,7 @@ mod harness;
 mod keys;
 mod process;
 mod projects;
+mod sources;
 mod takeover;
 mod toggle;
 mod toggle_limits;

@@ -45,6 +45,7 @@ impl Platform {
         let plugin_options = [("format-version", "2"), ("add-tables", "public.big")];
         Squatter::start(SquatterOptions {
             port: self.postgres.port(),
+            login: None,
             database: "app".to_owned(),
             slot: SLOT.to_owned(),
             application_name,

@@ -157,6 +157,11 @@ async fn observed(source: &Source) -> Climb {
     Climb { rungs: Vec::new(), ended: None, confirmed, freed }
 }
 
+/// The api could not look at the slot when it was to.
+pub(crate) fn is_unreachable(engine: &Engine) -> bool {
+    engine.reason.as_deref() == Some(UNREACHABLE)
+}
+
 /// Whether a process says that it is this source's engine.
 pub(super) fn is_ours(source: &Source, holder: &SlotHolder) -> bool {
     aura_pgsource::slot::epoch_of(&holder.application_name, source.id).is_some()

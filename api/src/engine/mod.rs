@@ -9,6 +9,7 @@ mod task;
 mod verbs;
 mod view;
 
+pub(crate) use attend::is_unreachable;
 pub(crate) use closer::{Closer, sweep};
-pub(crate) use verbs::{StopTerms, Stopped, force_close, new_slot, start, stop};
+pub(crate) use verbs::{StopTerms, Stopped, conflict, force_close, new_slot, start, stop};
 pub(crate) use view::{EngineView, view};

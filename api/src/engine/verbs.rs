@@ -123,7 +123,8 @@ pub(crate) async fn start(state: &AppState, source: &Source, wait: Duration, cal
     match state.store().request_start(source.id, caller).await? {
         StartRequest::Refused { state, retry_after_ms } => {
             let retry_after_ms = retry_after_ms.or_else(|| (state == EngineState::Zombie).then_some(WATCH_PERIOD_MS));
-            return Err(conflict(Verb::Start, state, retry_after_ms.map(|ms| ms.max(1_000))));
+            let retry_after_ms = retry_after_ms.map(|ms| ms.max(1_000));
+            return Err(conflict("start", Some(Verb::Start), state, retry_after_ms));
         }
         StartRequest::Accepted => {}
     }
@@ -147,7 +148,7 @@ pub(crate) async fn start(state: &AppState, source: &Source, wait: Duration, cal
 pub(crate) async fn new_slot(state: &AppState, source: &Source, caller: Caller<'_>) -> Result<()> {
     let engine = read(state, source).await?;
     if engine.operation.is_some() || engine.state.effect(Verb::RecreateSlot) == VerbEffect::Refused {
-        return Err(conflict(Verb::RecreateSlot, engine.state, None));
+        return Err(conflict("recreate-slot", Some(Verb::RecreateSlot), engine.state, None));
     }
     let status = slot::look(source).await?;
     if status.is_some_and(|status| !status.is_lost()) {
@@ -161,16 +162,18 @@ async fn read(state: &AppState, source: &Source) -> Result<Engine> {
     state.store().engine(source.id).await?.ok_or_else(ApiError::source_not_found)
 }
 
-/// The verbs that are not refused in a state, the refused one left out: an open operation refuses more than the state.
-fn conflict(refused: Verb, state: EngineState, retry_after_ms: Option<i64>) -> ApiError {
-    let legal: Vec<Value> =
-        state.legal_verbs().filter(|verb| *verb != refused).map(|verb| Value::from(verb.as_str())).collect();
-    let detail = format!("{refused} is not possible now; the engine's state is {state}.");
+/// 409 with the verbs that are not refused in the state. `refused` is left out of them: an open operation refuses more than
+/// its engine's state does.
+pub(crate) fn conflict(wish: &str, refused: Option<Verb>, state: EngineState, retry_after_ms: Option<i64>) -> ApiError {
+    let legal = state.legal_verbs().filter(|verb| Some(*verb) != refused);
+    let legal: Vec<Value> = legal.map(|verb| Value::from(verb.as_str())).collect();
+    let detail = format!("Not possible now: {wish}; the engine's state is {state}.");
     let problem =
         Problem::new(Code::EngineStateConflict, detail).with("state", state.as_str()).with("legal_verbs", legal);
     match retry_after_ms {
         Some(ms) => {
-            problem.with("retry_after_ms", ms).retry_after(u64::try_from(ms).unwrap_or(0).div_ceil(1000)).into()
+            let seconds = u64::try_from(ms).unwrap_or(0).div_ceil(1000);
+            problem.with("retry_after_ms", ms).retry_after(seconds).into()
         }
         None => problem.into(),
     }

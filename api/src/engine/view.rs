@@ -6,6 +6,8 @@ use aura_store::{Engine, Operation, Source, WorkerRow};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::attend::is_unreachable;
+
 /// What an engine says of itself counts for so long.
 const LIVE_FOR_MS: i64 = 10_000;
 
@@ -165,7 +167,7 @@ fn fresh(engine: &Engine) -> Option<EngineLive> {
 fn conditions(engine: &Engine, live: Option<&EngineLive>) -> Vec<ConditionNote> {
     let mut conditions = live.map(|live| live.conditions.clone()).unwrap_or_default();
     let unreachable = Condition::SourceUnreachable;
-    let found = engine.reason.as_deref() == Some(unreachable.as_str());
+    let found = is_unreachable(engine);
     if found && conditions.iter().all(|note| note.condition != unreachable) {
         conditions.push(ConditionNote { condition: unreachable, since: engine.since.clone(), detail: None });
     }

@@ -1,35 +1,70 @@
 use aura_domain::SourceId;
-use aura_kit::{Json, problem::ProblemBody};
-use aura_store::Source;
-use axum::extract::State;
-use serde::Serialize;
-use utoipa::ToSchema;
+use aura_kit::{Code, Json, problem::ProblemBody};
+use aura_pgsource::SourceUrl;
+use aura_store::{NewSource, Plugin, SlotRecreate, Source, SourceChange};
+use axum::{
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use secrecy::SecretString;
+use serde::{Deserialize, Deserializer, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     access::Platform,
     error::{ApiError, Result},
+    routes::{Params, engine_verbs::Request, engines::SourcePath},
+    source::{Checked, Deleted, change, check, delete},
     state::AppState,
 };
 
-/// A PostgreSQL server. Its URLs hold passwords and are never shown.
+/// Longest name of a source.
+const MAX_NAME: usize = 63;
+/// Longest name that PostgreSQL takes for a slot.
+const MAX_SLOT_NAME: usize = 63;
+
+/// A PostgreSQL server, database and slot. Its URLs hold passwords and are never shown.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Source)]
 pub(crate) struct SourceView {
     /// Id.
-    #[schema(value_type = uuid::Uuid)]
     id: SourceId,
     /// Unique; stands for the id in paths.
+    #[schema(example = "orders")]
     name: String,
+    /// Host and port of the worker's URL.
+    #[schema(example = "db.example.com:5432")]
+    address: String,
+    /// Database of the worker's URL.
+    #[schema(example = "app")]
+    database: String,
+    /// The admin's URL is another one.
+    has_admin_url: bool,
     /// Its logical replication slot.
+    #[schema(example = "aura_cdc_0191d0a0")]
     slot_name: String,
-    /// `auto`, `wal2json` or `pgoutput`.
-    plugin: &'static str,
+    /// Which output plugin decodes its log.
+    plugin: Plugin,
+    /// What happens when the slot is lost or missing.
+    slot_recreate: SlotRecreate,
 }
 
 impl From<Source> for SourceView {
     fn from(source: Source) -> Self {
-        let Source { id, name, slot_name, plugin, .. } = source;
-        Self { id, name, slot_name, plugin: plugin.as_str() }
+        // What is stored was checked.
+        let url = SourceUrl::from_secret(&source.replication_url).ok();
+        let shown = |show: fn(&SourceUrl) -> String| url.as_ref().map(show).unwrap_or_default();
+        Self {
+            address: shown(SourceUrl::endpoint),
+            database: shown(|url| url.database().to_owned()),
+            has_admin_url: source.admin_url.is_some(),
+            id: source.id,
+            name: source.name,
+            slot_name: source.slot_name,
+            plugin: source.plugin,
+            slot_recreate: source.slot_recreate,
+        }
     }
 }
 
@@ -40,6 +75,139 @@ pub(crate) struct SourcePage {
     items: Vec<SourceView>,
     /// Always null: there are few.
     next_cursor: Option<String>,
+}
+
+/// What a source is made from.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({
+    "name": "orders",
+    "replication_url": "postgres://cdc:secret@db.example.com/app",
+    "admin_url": "postgres://admin:secret@db.example.com/app"
+}))]
+pub(crate) struct CreateSource {
+    /// Unique: 1 to 63 of `A-Z a-z 0-9 . _ -`, the first a letter or digit.
+    name: String,
+    /// The worker's login: REPLICATION, no superuser.
+    #[schema(value_type = String)]
+    replication_url: SecretString,
+    /// The api's login, which makes projects' schemas and roles; the worker's without.
+    #[schema(value_type = Option<String>)]
+    admin_url: Option<SecretString>,
+    /// 1 to 63 of `a-z 0-9 _`; slot names are cluster-wide. `aura_cdc_<8 hex of the id>` without.
+    slot_name: Option<String>,
+    /// `auto` without: wal2json if its library is there, else pgoutput.
+    plugin: Option<Plugin>,
+    /// `auto` without: a lost or missing slot is made again, and a gap announced.
+    slot_recreate: Option<SlotRecreate>,
+}
+
+/// What changes of a source. What is absent stays, null brings the default back.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"admin_url": null, "slot_recreate": "manual"}))]
+pub(crate) struct PatchSource {
+    /// The worker's login. Changed only while the engine is stopped.
+    #[schema(value_type = Option<String>)]
+    replication_url: Option<SecretString>,
+    /// The api's login; null = the worker's.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<String>)]
+    admin_url: Option<Option<SecretString>>,
+    /// Changed only while the engine is stopped; null = its default name. The old slot is left as it is.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<String>)]
+    slot_name: Option<Option<String>>,
+    /// Changed only while the engine is stopped; null = `auto`.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<Plugin>)]
+    plugin: Option<Option<Plugin>>,
+    /// Null = `auto`.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<SlotRecreate>)]
+    slot_recreate: Option<Option<SlotRecreate>>,
+}
+
+/// Tells null from absent.
+fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    value: D,
+) -> std::result::Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(value).map(Some)
+}
+
+impl CreateSource {
+    fn check(self) -> Result<NewSource> {
+        let first = self.name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+        let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        if !first || self.name.len() > MAX_NAME || !self.name.bytes().all(legal) {
+            let detail = "name has 1 to 63 of A-Z a-z 0-9 . _ - and begins with a letter or digit.";
+            return Err(ApiError::new(Code::InvalidBody, detail));
+        }
+        if self.name.parse::<SourceId>().is_ok() {
+            return Err(ApiError::new(
+                Code::InvalidBody,
+                "name is an id: in a path it would stand for another source.",
+            ));
+        }
+        checked_url(&self.replication_url, "replication_url")?;
+        self.admin_url.as_ref().map(|url| checked_url(url, "admin_url")).transpose()?;
+        self.slot_name.as_deref().map(checked_slot_name).transpose()?;
+        Ok(NewSource {
+            name: self.name,
+            replication_url: self.replication_url,
+            admin_url: self.admin_url,
+            slot_name: self.slot_name,
+            plugin: self.plugin.unwrap_or(Plugin::Auto),
+            slot_recreate: self.slot_recreate.unwrap_or(SlotRecreate::Auto),
+        })
+    }
+}
+
+impl PatchSource {
+    fn check(self) -> Result<SourceChange> {
+        self.replication_url.as_ref().map(|url| checked_url(url, "replication_url")).transpose()?;
+        self.admin_url.iter().flatten().try_for_each(|url| checked_url(url, "admin_url"))?;
+        self.slot_name.iter().flatten().try_for_each(|name| checked_slot_name(name))?;
+        Ok(SourceChange {
+            replication_url: self.replication_url,
+            admin_url: self.admin_url,
+            slot_name: self.slot_name,
+            plugin: self.plugin.map(|plugin| plugin.unwrap_or(Plugin::Auto)),
+            slot_recreate: self.slot_recreate.map(|word| word.unwrap_or(SlotRecreate::Auto)),
+        })
+    }
+}
+
+/// The parser names the part that it can't read, never its value.
+fn checked_url(url: &SecretString, member: &str) -> Result<()> {
+    let unusable = |error| ApiError::new(Code::InvalidBody, format!("{member}: {error}."));
+    SourceUrl::from_secret(url).map(drop).map_err(unusable)
+}
+
+fn checked_slot_name(name: &str) -> Result<()> {
+    let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+    if name.is_empty() || name.len() > MAX_SLOT_NAME || !name.bytes().all(legal) {
+        return Err(ApiError::new(Code::InvalidBody, "slot_name has 1 to 63 of a-z 0-9 _."));
+    }
+    Ok(())
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CreateQuery {
+    /// Only look whether it would do; nothing is saved.
+    #[serde(default)]
+    dry_run: bool,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DeleteQuery {
+    /// End the engine first, and delete the source also if its server can't be reached.
+    #[serde(default)]
+    force: bool,
 }
 
 /// List sources.
@@ -58,6 +226,148 @@ pub(crate) struct SourcePage {
 pub(crate) async fn list_sources(_: Platform, State(state): State<AppState>) -> Result<Json<SourcePage>> {
     let sources = state.store().sources().await?;
     Ok(Json(SourcePage { items: sources.into_iter().map(SourceView::from).collect(), next_cursor: None }))
+}
+
+/// Create a source.
+///
+/// It gets an engine of its own, which a worker of the pool starts at once. With `?dry_run=true` nothing is saved, and the
+/// answer is what stands in the way. Also where this refuses nothing the engine may fail: it says why, with the same codes.
+#[utoipa::path(
+    post,
+    path = "/v1/sources",
+    operation_id = "create_source",
+    tag = "sources",
+    params(CreateQuery),
+    request_body = CreateSource,
+    security(("apikey" = []), ("bearer" = [])),
+    responses(
+        (status = 200, description = "Nothing was saved: what was found (`dry_run`)", body = Checked),
+        (status = 201, description = "The source", body = SourceView, headers(("Location" = String, description = "The source"))),
+        (status = 409, description = "`source_exists`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 422, description = "A member is not what it must be", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
+pub(crate) async fn create_source(
+    platform: Platform,
+    State(state): State<AppState>,
+    Params(query): Params<CreateQuery>,
+    Json(body): Json<CreateSource>,
+) -> Result<Response> {
+    let new = body.check()?;
+    if query.dry_run {
+        let id = SourceId(uuid::Uuid::new_v4());
+        return Ok(Json(check(&new.into_source(id)).await?).into_response());
+    }
+    let source = state.store().create_source(new, Request::of(&platform).caller()).await?;
+    let location = format!("/v1/sources/{}", source.id);
+    Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(SourceView::from(source))).into_response())
+}
+
+/// Show a source.
+#[utoipa::path(
+    get,
+    path = "/v1/sources/{source}",
+    operation_id = "get_source",
+    tag = "sources",
+    params(("source" = String, Path, description = "Id or name of the source", example = "shared")),
+    security(("apikey" = []), ("bearer" = [])),
+    responses(
+        (status = 200, description = "The source", body = SourceView),
+        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
+pub(crate) async fn get_source(source: SourcePath) -> Json<SourceView> {
+    Json(source.into_source().into())
+}
+
+/// Change a source.
+///
+/// What is absent stays, null brings the default back. What the engine reads by (`replication_url`, `slot_name`, `plugin`)
+/// changes only while it is stopped. A worker that is started with `POSTGRES_REPLICATION_URL` sets `shared` again.
+#[utoipa::path(
+    patch,
+    path = "/v1/sources/{source}",
+    operation_id = "update_source",
+    tag = "sources",
+    params(("source" = String, Path, description = "Id or name of the source", example = "shared")),
+    request_body = PatchSource,
+    security(("apikey" = []), ("bearer" = [])),
+    responses(
+        (status = 200, description = "The source as it is now", body = SourceView),
+        (status = 409, description = "`engine_state_conflict`: stop its engine first; the problem has `state` and `legal_verbs`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 422, description = "A member is not what it must be", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
+pub(crate) async fn update_source(
+    platform: Platform,
+    source: SourcePath,
+    State(state): State<AppState>,
+    Json(body): Json<PatchSource>,
+) -> Result<Json<SourceView>> {
+    let change_to = body.check()?;
+    let source = source.into_source();
+    Ok(Json(change(&state, &source, change_to, Request::of(&platform).caller()).await?.into()))
+}
+
+/// Delete a source.
+///
+/// Its engine must be stopped, or is ended first with `?force=true`, and no project may use it. The slot is dropped if it
+/// has the name that we give, and so is the publication; the answer says what became of them.
+#[utoipa::path(
+    delete,
+    path = "/v1/sources/{source}",
+    operation_id = "delete_source",
+    tag = "sources",
+    params(("source" = String, Path, description = "Id or name of the source", example = "orders"), DeleteQuery),
+    security(("apikey" = []), ("bearer" = [])),
+    responses(
+        (status = 200, description = "It is deleted: what became of its slot and publication", body = Deleted),
+        (status = 409, description = "`engine_state_conflict`: stop its engine first. `source_in_use`: the problem has `projects`. `slot_in_use_by_other`: the problem has `pid` and `application_name`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 503, description = "`source_unreachable`: its slot would stay; `force=true` deletes it nevertheless", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
+pub(crate) async fn delete_source(
+    platform: Platform,
+    source: SourcePath,
+    State(state): State<AppState>,
+    Params(query): Params<DeleteQuery>,
+) -> Result<Json<Deleted>> {
+    let source = source.into_source();
+    Ok(Json(delete(&state, &source, query.force, Request::of(&platform).caller()).await?))
+}
+
+/// Look whether a source has what we need.
+///
+/// Nothing is changed. With a body: as if that change had been made.
+#[utoipa::path(
+    post,
+    path = "/v1/sources/{source}/validate",
+    operation_id = "validate_source",
+    tag = "sources",
+    params(("source" = String, Path, description = "Id or name of the source", example = "shared")),
+    request_body = Option<PatchSource>,
+    security(("apikey" = []), ("bearer" = [])),
+    responses(
+        (status = 200, description = "What was found", body = Checked),
+        (status = 422, description = "A member is not what it must be", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+    )
+)]
+pub(crate) async fn validate_source(
+    _: Platform,
+    source: SourcePath,
+    body: Option<Json<PatchSource>>,
+) -> Result<Json<Checked>> {
+    let change = body.map(|Json(body)| body).unwrap_or_default().check()?;
+    Ok(Json(check(&change.applied_to(source.into_source())).await?))
 }
 
 /// A source by its id or name.

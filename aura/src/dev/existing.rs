@@ -11,8 +11,10 @@ use sha2::{Digest, Sha256};
 
 /// Refuses a database on which the engine can't run, with what mends it.
 pub(crate) async fn check(url: &str) -> Result<()> {
+    let slot = slot_name(url)?;
     let url = SourceUrl::parse(url)?;
-    let findings = preflight(&url, PreflightOptions { require_wal2json: false, shared: false }).await;
+    let options = PreflightOptions { slot: Some(&slot), ..PreflightOptions::default() };
+    let findings = preflight(&url, options).await;
     let critical: Vec<String> = findings
         .iter()
         .filter(|finding| finding.severity == Severity::Critical)

@@ -44,7 +44,7 @@ macro_rules! words {
 
         impl std::str::FromStr for $name {
             type Err = $crate::ParseWordError;
-            fn from_str(word: &str) -> Result<Self, Self::Err> {
+            fn from_str(word: &str) -> ::std::result::Result<Self, Self::Err> {
                 match word {
                     $($word => Ok(Self::$variant),)+
                     _ => Err($crate::ParseWordError(stringify!($name))),

@@ -62,6 +62,10 @@ codes! {
     MethodNotAllowed = "method_not_allowed", 405, false, "This path does not take that method";
     /// A project of that name exists.
     ProjectExists = "project_exists", 409, false, "A project of that name exists";
+    /// A source of that name exists.
+    SourceExists = "source_exists", 409, false, "A source of that name exists";
+    /// Projects live in the source; `projects` says how many.
+    SourceInUse = "source_in_use", 409, false, "Projects use that source";
     /// Another project owns that schema of the source.
     SchemaTaken = "schema_taken", 409, false, "That schema belongs to another project";
     /// Our role is not the table's owner; `sql` tells the owner what to run.

@@ -51,6 +51,15 @@ async fn create_if_missing(client: &Client, name: &str) -> Result<(), SourceErro
     }
 }
 
+/// Drops a publication and says whether there was one. Needs its owner.
+pub async fn drop_publication(client: &Client, name: &str) -> Result<bool, SourceError> {
+    match bounded(STATEMENT_TIMEOUT, client.batch_execute(&format!("DROP PUBLICATION {}", quote_ident(name)))).await {
+        Ok(()) => Ok(true),
+        Err(error) if error.sqlstate() == Some(&SqlState::UNDEFINED_OBJECT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// The tables of a publication.
 pub async fn published(client: &Client, name: &str) -> Result<BTreeSet<Relation>, SourceError> {
     let sql = "SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text \

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use aura_domain::{Epoch, Lsn, SourceId};
 use tokio::time::Instant;
-use tokio_postgres::{Client, Row, types::ToSql};
+use tokio_postgres::{Client, Row, error::SqlState, types::ToSql};
 
 use crate::SourceError;
 
@@ -135,6 +135,17 @@ pub async fn terminate(client: &Client, slot: &str, holder: &SlotHolder, wait: D
     let row = bounded(limit, client.query_opt(sql, &parameters)).await?;
     // No row: it is gone already.
     row.map_or(Ok(true), |row| row.try_get(0).map_err(SourceError::from))
+}
+
+/// Drops a slot that nobody uses (else 55006) and says whether there was one. Needs a session in the slot's database, and
+/// REPLICATION.
+pub async fn drop_slot(client: &Client, name: &str) -> Result<bool, SourceError> {
+    let sql = "SELECT pg_catalog.pg_drop_replication_slot($1::pg_catalog.text::pg_catalog.name)";
+    match bounded(STATEMENT_TIMEOUT, client.execute(sql, &[&name])).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.sqlstate() == Some(&SqlState::UNDEFINED_OBJECT) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Waits until a slot is seen inactive, or gone, and says whether it was in time.

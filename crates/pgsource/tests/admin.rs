@@ -248,7 +248,7 @@ async fn many_provision_at_once() -> Result<()> {
 
 #[tokio::test]
 async fn r_eng_9_preflight_names_what_is_missing() -> Result<()> {
-    let options = PreflightOptions { require_wal2json: true, shared: true };
+    let options = PreflightOptions { require_wal2json: true, shared: true, ..PreflightOptions::default() };
     let codes = async |postgres: &Postgres, user: &str| -> Result<HashSet<(&'static str, Severity)>> {
         let url = SourceUrl::parse(&postgres.url_as(user, "pw", "postgres"))?;
         Ok(preflight(&url, options).await.into_iter().map(|finding| (finding.code, finding.severity)).collect())
@@ -272,5 +272,47 @@ async fn r_eng_9_preflight_names_what_is_missing() -> Result<()> {
     let postgres = Postgres::start_with(poor).await?;
     postgres.client("postgres").await?.batch_execute(setup).await?;
     assert!(codes(&postgres, "good").await?.contains(&("wal_level", Severity::Critical)));
+    Ok(())
+}
+
+#[tokio::test]
+async fn r_eng_9_preflight_looks_at_the_admins_login_and_the_slot() -> Result<()> {
+    let postgres = Postgres::start_with(PostgresOptions::default().setting("max_replication_slots", "1")).await?;
+    let superuser = postgres.client("postgres").await?;
+    superuser
+        .batch_execute(
+            "create role cdc login replication password 'pw'; create role admin login password 'pw';
+             create role good login createrole password 'pw'; grant cdc to good;
+             create role signals login createrole password 'pw'; grant pg_signal_backend to signals;
+             revoke all on pg_stats, pg_stats_ext, pg_stats_ext_exprs from public",
+        )
+        .await?;
+    superuser.batch_execute("create database other").await?;
+    let url = |user: &str, database: &str| SourceUrl::parse(&postgres.url_as(user, "pw", database));
+    let cdc = url("cdc", "postgres")?;
+    let codes = async |slot: Option<&str>, admin: Option<&SourceUrl>| {
+        let options = PreflightOptions { slot, admin, ..PreflightOptions::default() };
+        let found = preflight(&cdc, options).await;
+        found.into_iter().map(|finding| (finding.code, finding.severity)).collect::<HashSet<_>>()
+    };
+    let (critical, warning) = (Severity::Critical, Severity::Warning);
+    for good in ["good", "signals"] {
+        assert_eq!(codes(None, Some(&url(good, "postgres")?)).await, HashSet::new(), "{good}");
+    }
+    let poor = codes(None, Some(&url("admin", "postgres")?)).await;
+    assert_eq!(poor, [("no_create_role", warning), ("cannot_signal", warning)].into());
+    let nobody = codes(None, Some(&url("nobody", "postgres")?)).await;
+    assert_eq!(nobody, [("admin_unreachable", warning)].into());
+    superuser.batch_execute("select pg_create_logical_replication_slot('taken', 'wal2json')").await?;
+    assert_eq!(codes(Some("mine"), None).await, [("no_free_slot", critical)].into());
+    assert_eq!(codes(Some("taken"), None).await, HashSet::new(), "it is there already");
+    superuser.batch_execute("select pg_drop_replication_slot('taken')").await?;
+    let other = postgres.client("other").await?;
+    other.batch_execute("select pg_create_logical_replication_slot('taken', 'wal2json')").await?;
+    assert_eq!(codes(Some("taken"), None).await, [("slot_of_other_database", critical)].into());
+    let elsewhere = Postgres::start().await?;
+    elsewhere.client("postgres").await?.batch_execute("create role admin login createrole password 'pw'").await?;
+    let elsewhere = SourceUrl::parse(&elsewhere.url_as("admin", "pw", "postgres"))?;
+    assert!(codes(Some("taken"), Some(&elsewhere)).await.contains(&("admin_on_other_server", critical)));
     Ok(())
 }

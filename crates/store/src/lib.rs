@@ -44,7 +44,7 @@ pub use registrations::{
 };
 pub use registry::RegistrySnapshot;
 pub use signals::{Signal, SignalListener, StatusListener};
-pub use sources::{NewSource, Plugin, SlotRecreate, Source};
+pub use sources::{NewSource, Plugin, SlotRecreate, Source, SourceChange, SourceWrite};
 pub use workers::{NewWorker, WORKER_SILENCE, WorkerRow};
 
 /// Longest time that one call may take, waiting for a connection included.

@@ -217,7 +217,7 @@ impl Store {
 }
 
 /// Reads an engine and keeps it from changing until the transaction ends.
-async fn locked(connection: &mut PgConnection, source: SourceId) -> Result<Engine, StoreError> {
+pub(crate) async fn locked(connection: &mut PgConnection, source: SourceId) -> Result<Engine, StoreError> {
     let query = sqlx::query("select from aura.engines where source_id = $1 for no key update");
     query.bind(source.0).fetch_optional(&mut *connection).await?.ok_or(StoreError::NotFound("engine"))?;
     read_engine(connection, source).await?.ok_or(StoreError::NotFound("engine"))
@@ -261,7 +261,7 @@ fn terms(engine: &Engine) -> Value {
 }
 
 /// Wakes the workers, and whoever waits for the engine's progress.
-async fn notify(connection: &mut PgConnection, source: SourceId) -> Result<(), StoreError> {
+pub(crate) async fn notify(connection: &mut PgConnection, source: SourceId) -> Result<(), StoreError> {
     let query = sqlx::query("select pg_notify('aura_engines', $1)");
     query.bind(source.to_string()).execute(&mut *connection).await?;
     notify_status(connection, source).await

@@ -1,9 +1,10 @@
-use aura_domain::SourceId;
+use aura_domain::{Desired, EngineState, SourceId};
 use secrecy::{ExposeSecret, SecretString};
-use sqlx::FromRow;
+use serde_json::{Value, json};
+use sqlx::{FromRow, PgConnection};
 use uuid::Uuid;
 
-use crate::{MasterKey, Store, StoreError, bounded, decode::word, projects::open_text};
+use crate::{Caller, MasterKey, Store, StoreError, audit, bounded, decode::word, operations, projects::open_text};
 
 aura_domain::words! {
     /// Which output plugin decodes a source's log.
@@ -61,6 +62,85 @@ pub struct NewSource {
     pub plugin: Plugin,
     /// See [`Source::slot_recreate`].
     pub slot_recreate: SlotRecreate,
+}
+
+/// What changes of a source; `None` leaves a member as it is.
+#[derive(Debug, Clone, Default)]
+pub struct SourceChange {
+    /// See [`Source::replication_url`].
+    pub replication_url: Option<SecretString>,
+    /// See [`Source::admin_url`]; `Some(None)` = the replication URL serves.
+    pub admin_url: Option<Option<SecretString>>,
+    /// See [`Source::slot_name`]; `Some(None)` = its default.
+    pub slot_name: Option<Option<String>>,
+    /// See [`Source::plugin`].
+    pub plugin: Option<Plugin>,
+    /// See [`Source::slot_recreate`].
+    pub slot_recreate: Option<SlotRecreate>,
+}
+
+/// What became of a change or a deletion.
+#[derive(Debug, Clone)]
+pub enum SourceWrite {
+    /// Done; the source as it is, or was.
+    Done(Box<Source>),
+    /// Its engine isn't stopped.
+    NotStopped(EngineState),
+    /// So many projects use it.
+    InUse(i64),
+}
+
+impl NewSource {
+    /// The source that it makes under this id.
+    #[must_use]
+    pub fn into_source(self, id: SourceId) -> Source {
+        let Self { name, replication_url, admin_url, slot_name, plugin, slot_recreate } = self;
+        let slot_name = slot_name.unwrap_or_else(|| default_slot(&name, id));
+        Source { id, name, replication_url, admin_url, slot_name, plugin, slot_recreate }
+    }
+}
+
+impl SourceChange {
+    /// The source as it will be.
+    #[must_use]
+    pub fn applied_to(self, source: Source) -> Source {
+        let slot_name = self.slot_name.map(|name| name.unwrap_or_else(|| default_slot(&source.name, source.id)));
+        Source {
+            replication_url: self.replication_url.unwrap_or(source.replication_url),
+            admin_url: self.admin_url.unwrap_or(source.admin_url),
+            slot_name: slot_name.unwrap_or(source.slot_name),
+            plugin: self.plugin.unwrap_or(source.plugin),
+            slot_recreate: self.slot_recreate.unwrap_or(source.slot_recreate),
+            ..source
+        }
+    }
+}
+
+impl Source {
+    /// Whether its slot has the name that we give, and so was made by us.
+    pub fn has_default_slot(&self) -> bool {
+        self.slot_name == default_slot(&self.name, self.id)
+    }
+
+    /// Whether a running engine must not see the difference: it reads from one server and slot, with one plugin.
+    fn reads_as(&self, other: &Self) -> bool {
+        self.replication_url.expose_secret() == other.replication_url.expose_secret()
+            && self.slot_name == other.slot_name
+            && self.plugin == other.plugin
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        let admin = |source: &Self| source.admin_url.as_ref().map(|url| url.expose_secret().to_owned());
+        self.reads_as(other) && admin(self) == admin(other) && self.slot_recreate == other.slot_recreate
+    }
+
+    /// For the audit; URLs hold passwords.
+    fn shown(&self) -> Value {
+        json!({
+            "name": self.name, "slot_name": self.slot_name, "plugin": self.plugin.as_str(),
+            "slot_recreate": self.slot_recreate.as_str(), "admin_url": self.admin_url.is_some()
+        })
+    }
 }
 
 #[derive(FromRow)]
@@ -128,9 +208,149 @@ impl Store {
         .await
     }
 
+    /// Registers a source and makes its engine's row. `Taken` = the name.
+    pub async fn create_source(&self, new: NewSource, caller: Caller<'_>) -> Result<Source, StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            let id = SourceId(Uuid::new_v4());
+            let known = sqlx::query("select from aura.sources where name = $1").bind(&new.name);
+            if known.fetch_optional(&mut *tx).await?.is_some() {
+                return Err(StoreError::Taken("source name"));
+            }
+            let source = new.into_source(id);
+            let query = sqlx::query(
+                "insert into aura.sources (id, name, replication_url, admin_url, slot_name, plugin, slot_recreate)
+                 values ($1, $2, $3, $4, $5, $6, $7)",
+            );
+            self.bind_source(query, &source).execute(&mut *tx).await?;
+            sqlx::query("insert into aura.engines (source_id) values ($1)").bind(id.0).execute(&mut *tx).await?;
+            audit::append(&mut tx, caller.entry("source.create", id, None, Some(source.shown()))).await?;
+            operations::notify(&mut tx, id).await?;
+            tx.commit().await?;
+            Ok(source)
+        })
+        .await
+    }
+
+    /// Changes a source. What a running engine reads by is changed only while it is stopped.
+    pub async fn update_source(
+        &self,
+        id: SourceId,
+        change: SourceChange,
+        caller: Caller<'_>,
+    ) -> Result<SourceWrite, StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            let state = self.unstopped(&mut tx, id).await?;
+            let before = self.locked_source(&mut tx, id).await?;
+            let replaced = change.replication_url.is_some();
+            let after = change.applied_to(before.clone());
+            if let Some(state) = state.filter(|_| !after.reads_as(&before)) {
+                return Ok(SourceWrite::NotStopped(state));
+            }
+            if after.is_same(&before) {
+                return Ok(SourceWrite::Done(Box::new(before)));
+            }
+            let query = sqlx::query(
+                "update aura.sources set name = $2, replication_url = $3, admin_url = $4, slot_name = $5, plugin = $6,
+                    slot_recreate = $7 where id = $1",
+            );
+            self.bind_source(query, &after).execute(&mut *tx).await?;
+            let mut shown = after.shown();
+            shown["replication_url_replaced"] = replaced.into();
+            audit::append(&mut tx, caller.entry("source.update", id, Some(before.shown()), Some(shown))).await?;
+            operations::notify(&mut tx, id).await?;
+            tx.commit().await?;
+            Ok(SourceWrite::Done(Box::new(after)))
+        })
+        .await
+    }
+
+    /// Whether [`Store::delete_source`] would do it now.
+    pub async fn source_deletable(&self, id: SourceId, force: bool) -> Result<SourceWrite, StoreError> {
+        bounded(async { self.deletable(&mut *self.pool.begin().await?, id, force).await }).await
+    }
+
+    /// Forgets a source that no project uses and whose engine is stopped, with `force` also one of another state: its
+    /// engine, gaps and position with it.
+    pub async fn delete_source(
+        &self,
+        id: SourceId,
+        force: bool,
+        caller: Caller<'_>,
+    ) -> Result<SourceWrite, StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            let outcome = self.deletable(&mut tx, id, force).await?;
+            let SourceWrite::Done(source) = &outcome else { return Ok(outcome) };
+            // What deleted projects left behind comes first.
+            for sql in ["delete from aura.projects where source_id = $1", "delete from aura.sources where id = $1"] {
+                sqlx::query(sql).bind(id.0).execute(&mut *tx).await?;
+            }
+            audit::append(&mut tx, caller.entry("source.delete", id, Some(source.shown()), None)).await?;
+            operations::notify(&mut tx, id).await?;
+            tx.commit().await?;
+            Ok(outcome)
+        })
+        .await
+    }
+
+    async fn deletable(
+        &self,
+        connection: &mut PgConnection,
+        id: SourceId,
+        force: bool,
+    ) -> Result<SourceWrite, StoreError> {
+        let state = self.unstopped(connection, id).await?;
+        let source = self.locked_source(connection, id).await?;
+        let query = "select count(*) from aura.projects where source_id = $1 and deleted_at is null";
+        let projects: i64 = sqlx::query_scalar(query).bind(id.0).fetch_one(connection).await?;
+        Ok(match state.filter(|_| !force) {
+            _ if projects > 0 => SourceWrite::InUse(projects),
+            Some(state) => SourceWrite::NotStopped(state),
+            None => SourceWrite::Done(Box::new(source)),
+        })
+    }
+
+    /// The engine's state unless it is stopped for good, kept so until the transaction ends.
+    async fn unstopped(&self, connection: &mut PgConnection, id: SourceId) -> Result<Option<EngineState>, StoreError> {
+        let engine = match operations::locked(connection, id).await {
+            Err(StoreError::NotFound(_)) => return Err(StoreError::NotFound("source")),
+            engine => engine?,
+        };
+        let idle = engine.operation.is_none() && engine.holder.is_none();
+        let stopped = idle && engine.desired == Desired::Stopped && engine.state == EngineState::Stopped;
+        Ok((!stopped).then_some(engine.state))
+    }
+
+    async fn locked_source(&self, connection: &mut PgConnection, id: SourceId) -> Result<Source, StoreError> {
+        let query = sqlx::query_as::<_, SourceRow>(
+            "select id, name, replication_url, admin_url, slot_name, plugin, slot_recreate from aura.sources
+             where id = $1 for update",
+        );
+        let row = query.bind(id.0).fetch_optional(connection).await?;
+        row.ok_or(StoreError::NotFound("source"))?.open(&self.key)
+    }
+
+    fn bind_source<'q>(
+        &self,
+        query: sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>,
+        source: &Source,
+    ) -> sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments> {
+        let seal = |url: &SecretString| self.key.seal(url.expose_secret().as_bytes(), &url_aad(source.id));
+        query
+            .bind(source.id.0)
+            .bind(source.name.clone())
+            .bind(seal(&source.replication_url))
+            .bind(source.admin_url.as_ref().map(seal))
+            .bind(source.slot_name.clone())
+            .bind(source.plugin.as_str())
+            .bind(source.slot_recreate.as_str())
+    }
+
     async fn write_source(
         &self,
-        connection: &mut sqlx::PgConnection,
+        connection: &mut PgConnection,
         id: SourceId,
         new: &NewSource,
     ) -> Result<SourceRow, StoreError> {

@@ -1,4 +1,4 @@
-//! Connections to customers' databases, a few per source and reused.
+//! Connections to a source, a few per source and reused.
 
 use std::{
     collections::HashMap,
