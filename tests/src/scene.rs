@@ -2,7 +2,7 @@
 //! account of what was committed.
 
 use anyhow::{Context, Result};
-use aura_testkit::SlotWatch;
+use aura_testkit::{SlotWatch, TcpProxy};
 use tokio_postgres::Client as Sql;
 
 use crate::{Audit, Ledger, PATIENCE, Project, Split, SplitOptions, Subscriber, Writer};
@@ -40,6 +40,14 @@ impl Scene {
         self.ledger.insert(&self.sql, "events", rows, 0).await
     }
 
+    /// The same, until the server has sent them to the worker.
+    pub async fn insert_sent(&mut self, rows: i64) -> Result<()> {
+        self.insert(rows).await?;
+        let end = self.slot.log_end().await?;
+        let sent = self.slot.wait(PATIENCE, |state| state.is_some_and(|state| state.sent >= Some(end))).await;
+        sent.map(drop).with_context(|| self.split.logs())
+    }
+
     /// Commits rows of 8 KB to the live table `ballast` that nobody watches: whom they went to would be a slow consumer,
     /// whose queue holds 1 MiB.
     pub async fn ballast(&self, rows: i64) -> Result<()> {
@@ -51,6 +59,16 @@ impl Scene {
             )
             .await?;
         Ok(())
+    }
+
+    /// Between the workers and the source, of [`SplitOptions::source_proxy`].
+    pub fn source_proxy(&self) -> Result<&TcpProxy> {
+        self.split.source_proxy.as_ref().context("a scene with a proxy")
+    }
+
+    /// Between the workers and the bus, of [`SplitOptions::bus_proxy`].
+    pub fn bus_proxy(&self) -> Result<&TcpProxy> {
+        self.split.bus_proxy.as_ref().context("a scene with a proxy")
     }
 
     /// Single rows at a rate, until [`Self::stop_writing`]; needs a table that nothing was committed to.

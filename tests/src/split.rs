@@ -179,7 +179,10 @@ impl Split {
         let source_port = source_proxy.as_ref().map_or_else(|| postgres.port(), TcpProxy::port);
         let worker_command = options
             .on_worker(binary("aura-realtime-cdc-worker")?, &nats, bus_proxy.as_ref())
-            .env("POSTGRES_REPLICATION_URL", format!("postgres://worker:worker@127.0.0.1:{source_port}/app"))
+            .env(
+                "POSTGRES_REPLICATION_URL",
+                format!("postgres://worker:worker@127.0.0.1:{source_port}/app?sslmode=disable"),
+            )
             .env("POSTGRES_ADMIN_URL", postgres.url("app"));
         let (api_port, front_port) = (free_port()?, free_port()?);
         let listen = |port: u16| format!("127.0.0.1:{port}");

@@ -8,7 +8,7 @@ use aura_testkit::{SlotState, Squatter, SquatterOptions, eventually};
 use system_tests::{BusTap, PATIENCE, SLOT, Scene, SplitOptions};
 
 /// A client that holds the slot under this name, reads nothing, and blocks its server in writing.
-async fn squat(scene: &Scene, application_name: &str) -> Result<Squatter> {
+pub(crate) async fn squat(scene: &Scene, application_name: &str) -> Result<Squatter> {
     let squatter = Squatter::start(SquatterOptions {
         port: scene.split.postgres.port(),
         login: Some(("worker".to_owned(), "worker".to_owned())),
@@ -27,7 +27,7 @@ async fn squat(scene: &Scene, application_name: &str) -> Result<Squatter> {
 
 /// The worker is killed, and rows wait for the next one, more than fit into the buffers between a server and its client.
 /// Answers the name under which its walsender was known.
-async fn abandon(scene: &mut Scene) -> Result<String> {
+pub(crate) async fn abandon(scene: &mut Scene) -> Result<String> {
     let state = scene.slot.wait(PATIENCE, |state| state.is_some_and(|state| state.active)).await?;
     scene.split.worker.process.kill().await?;
     scene.slot.wait_free(PATIENCE).await?;

@@ -55,7 +55,7 @@ async fn p3_14_an_idle_slot_follows_a_gigabyte_of_foreign_writes() -> Result<()>
 async fn peers_5_1_adjacent_commits_both_arrive_when_only_the_first_was_confirmed() -> Result<()> {
     let mut scene = Scene::start(SplitOptions::default()).await?;
     let other = scene.split.project("other").await?;
-    other.table("events").await?;
+    other.guarded_table("events").await?;
     let theirs = Subscriber::start(&other, "events").await?;
     let (two, lock) = (other.sql().await?, other.sql().await?);
     let mut adjacent = false;
@@ -75,6 +75,7 @@ async fn peers_5_1_adjacent_commits_both_arrive_when_only_the_first_was_confirme
         scene.subscriber.wait(id).await?;
         let moved = |state: Option<&SlotState>| state.is_some_and(|state| state.confirmed > Some(before));
         let confirmed = scene.slot.wait(PATIENCE, moved).await?.and_then(|state| state.confirmed);
+        assert_eq!(theirs.count() as i64, id - 1, "it is held back");
         scene.split.worker.process.kill().await?;
         lock.batch_execute("rollback").await?;
         scene.slot.wait_free(PATIENCE).await?;

@@ -45,18 +45,19 @@ impl Flow {
     }
 }
 
-/// A flow for everybody, and one for connections whose client's first words have a text in them.
+/// A flow for everybody, or one for connections whose client's first words have, or lack, a text.
 #[derive(Debug, Clone)]
-struct Rules {
-    flow: Flow,
-    special: Option<(String, Flow)>,
+enum Rules {
+    All(Flow),
+    Some { text: String, has: bool, flow: Flow },
 }
 
 impl Rules {
     fn flow(&self, opening: &Opening) -> Flow {
-        match &self.special {
-            Some((text, flow)) if opening.has(text) => *flow,
-            _ => self.flow,
+        match self {
+            Self::All(flow) => *flow,
+            Self::Some { text, has, flow } if opening.has(text) == Some(*has) => *flow,
+            Self::Some { .. } => Flow::Open,
         }
     }
 }
@@ -72,9 +73,11 @@ impl Opening {
         opening.extend_from_slice(&bytes[..room]);
     }
 
-    fn has(&self, text: &str) -> bool {
+    /// `None` while the client has said nothing.
+    fn has(&self, text: &str) -> Option<bool> {
         let opening = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        opening.windows(text.len().max(1)).any(|window| window == text.as_bytes())
+        let found = opening.windows(text.len().max(1)).any(|window| window == text.as_bytes());
+        (!opening.is_empty()).then_some(found)
     }
 }
 
@@ -91,7 +94,7 @@ impl TcpProxy {
     pub async fn start(target: u16) -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let port = listener.local_addr()?.port();
-        let (rules, watched) = watch::channel(Rules { flow: Flow::Open, special: None });
+        let (rules, watched) = watch::channel(Rules::All(Flow::Open));
         let stop = CancellationToken::new();
         let accepting = accept(listener, SocketAddr::from(([127, 0, 0, 1], target)), watched);
         tokio::spawn(stop.clone().run_until_cancelled_owned(accepting));
@@ -105,13 +108,19 @@ impl TcpProxy {
 
     /// Changes what happens to all connections from now on.
     pub fn set(&self, flow: Flow) {
-        self.rules.send_replace(Rules { flow, special: None });
+        self.rules.send_replace(Rules::All(flow));
     }
 
-    /// Changes what happens from now on to connections whose client said `text` first: in PostgreSQL's start-up packet
-    /// are the user, the database, the application name, and `replication` of those that stream. All others are open.
+    /// Changes what happens from now on to connections whose client said `text` first: in PostgreSQL's start-up packet,
+    /// unless it is encrypted, are the user, the database, the application name, and `replication` of those that stream.
+    /// All others are open.
     pub fn set_where(&self, text: &str, flow: Flow) {
-        self.rules.send_replace(Rules { flow: Flow::Open, special: Some((text.to_owned(), flow)) });
+        self.rules.send_replace(Rules::Some { text: text.to_owned(), has: true, flow });
+    }
+
+    /// The same for those whose client did not say it.
+    pub fn set_unless(&self, text: &str, flow: Flow) {
+        self.rules.send_replace(Rules::Some { text: text.to_owned(), has: false, flow });
     }
 }
 

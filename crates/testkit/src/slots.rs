@@ -25,6 +25,8 @@ pub struct SlotState {
     pub restart: Option<u64>,
     /// `reserved`, `extended`, `unreserved` or `lost`.
     pub wal_status: Option<String>,
+    /// What its process has written to the connection.
+    pub sent: Option<u64>,
     /// What the holder says it has flushed; `None` when it says zero.
     pub flush: Option<u64>,
 }
@@ -38,7 +40,8 @@ pub struct SlotWatch {
 
 const STATE: &str = "
     select s.active, s.active_pid, a.application_name, a.wait_event, (s.confirmed_flush_lsn - '0/0'::pg_lsn)::int8,
-        (s.restart_lsn - '0/0'::pg_lsn)::int8, s.wal_status, (r.flush_lsn - '0/0'::pg_lsn)::int8
+        (s.restart_lsn - '0/0'::pg_lsn)::int8, s.wal_status, (r.flush_lsn - '0/0'::pg_lsn)::int8,
+        (r.sent_lsn - '0/0'::pg_lsn)::int8
     from pg_replication_slots s left join pg_stat_activity a on a.pid = s.active_pid
         left join pg_stat_replication r on r.pid = s.active_pid
     where s.slot_name = $1::text";
@@ -64,6 +67,7 @@ impl SlotWatch {
             restart: position(&row, 5),
             wal_status: row.get(6),
             flush: position(&row, 7),
+            sent: position(&row, 8),
         }))
     }
 

@@ -151,6 +151,8 @@ async fn the_proxy_knows_connections_by_what_their_client_said_first() -> Result
     }
     assert_eq!(behind_open.read_u8().await?, b'x');
     assert!(is_silent(&mut behind).await);
+    proxy.set_unless("replication", Flow::Frozen);
+    assert_eq!(behind.read_u8().await?, b'x');
     Ok(())
 }
 
