@@ -2,9 +2,11 @@
 
 mod actor;
 mod args;
+mod conditions;
 mod encode;
 mod engine;
 mod fronts;
+mod live;
 mod pool;
 mod settings;
 mod states;

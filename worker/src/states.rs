@@ -128,6 +128,10 @@ impl States {
         }
     }
 
+    pub(crate) fn watch(&self) -> watch::Receiver<Observed> {
+        self.now.subscribe()
+    }
+
     pub(crate) fn now(&self) -> Observed {
         self.now.borrow().clone()
     }

@@ -95,4 +95,9 @@ impl StatusBoard {
     pub(crate) fn read(&self) -> BTreeMap<SourceId, EngineStatus> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+
+    /// A copy of one.
+    pub(crate) fn one(&self, source: SourceId) -> Option<EngineStatus> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&source).cloned()
+    }
 }

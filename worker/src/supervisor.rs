@@ -137,8 +137,11 @@ impl Supervisor {
             }
         }
         for source in &view.sources {
-            if !self.actors.get(&source.id).is_some_and(Handle::is_working) {
-                self.hire(source.clone());
+            match self.actors.get(&source.id).filter(|handle| handle.is_working()) {
+                // One with the old facts ends before one with the new begins: both would be the lease's holder.
+                Some(handle) if !handle.source.is_same(source) => handle.dismiss(),
+                Some(_) => {}
+                None => self.hire(source.clone()),
             }
         }
         let leading = |source: &SourceId| self.actors.get(source).is_some_and(Handle::is_leading);
@@ -149,7 +152,7 @@ impl Supervisor {
         self.actors.retain(|source, handle| {
             let gone = !known.contains(source);
             if gone {
-                handle.orders.send_replace(Orders { give_up: true, ..Orders::default() });
+                handle.dismiss();
                 self.deps.board.forget(*source);
             }
             !gone
@@ -168,7 +171,8 @@ impl Supervisor {
         for (source, handle) in &self.actors {
             let row = view.engines.get(source).map(|engine| Row { engine: Arc::clone(engine), read: view.read });
             let seek = plan.seek.contains(source);
-            handle.orders.send_replace(Orders { seek, give_up: plan.give_up == Some(*source), row });
+            let give_up = plan.give_up == Some(*source);
+            handle.orders.send_modify(|orders| *orders = Orders { seek, give_up, row, dismissed: orders.dismissed });
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Condvar, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -21,6 +21,8 @@ pub(crate) struct Faulty {
     pub(crate) hold: RwLock<()>,
     /// A batch blocks its thread for as long as this is shut: it can't be cancelled.
     pub(crate) block: Gate,
+    /// No batch arrives.
+    pub(crate) away: AtomicBool,
     /// Batches that were taken to the end.
     pub(crate) taken: AtomicUsize,
 }
@@ -50,6 +52,9 @@ impl Bus for Faulty {
         self.batches.fetch_add(1, Ordering::SeqCst);
         self.block.pass();
         let _free = self.hold.read().await;
+        if self.away.load(Ordering::SeqCst) {
+            return Err(BusError::Disconnected);
+        }
         if messages.iter().any(|message| message.subject.as_str().ends_with(".refused")) {
             return Err(BusError::Refused("permissions violation".to_owned()));
         }

@@ -6,4 +6,5 @@ mod delivery;
 mod faults;
 mod lifecycle;
 mod losses;
+mod slots;
 mod stage;

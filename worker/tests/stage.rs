@@ -14,7 +14,7 @@ use aura_kit::ShutdownHandle;
 use aura_pgsource::{SourceUrl, admin::Admin};
 use aura_store::{
     Caller, CreatedProject, Engine, MasterKey, NewProject, NewRegistration, NewSource, Plugin, PostgresLease,
-    ReplicaIdentity, Source, StartRequest, Store, TableRef,
+    ReplicaIdentity, SlotRecreate, Source, StartRequest, Store, TableRef,
 };
 use aura_testkit::{Postgres, SlotWatch, eventually, eventually_some};
 use aura_wire::{
@@ -99,7 +99,7 @@ impl Stage {
                 admin_url: Some(app.clone().into()),
                 slot_name: None,
                 plugin,
-                slot_recreate: aura_store::SlotRecreate::Auto,
+                slot_recreate: SlotRecreate::Auto,
             })
             .await?;
         let admin = Admin::connect(&SourceUrl::parse(&app)?).await?;
@@ -135,6 +135,19 @@ impl Stage {
                 slot_recreate: self.source.slot_recreate,
             })
             .await?;
+        Ok(())
+    }
+
+    pub(crate) async fn set_slot_recreate(&mut self, slot_recreate: SlotRecreate) -> anyhow::Result<()> {
+        let new = NewSource {
+            name: self.source.name.clone(),
+            replication_url: self.source.replication_url.clone(),
+            admin_url: None,
+            slot_name: None,
+            plugin: self.source.plugin,
+            slot_recreate,
+        };
+        self.source = self.store.upsert_source(new).await?;
         Ok(())
     }
 

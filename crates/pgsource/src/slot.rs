@@ -114,6 +114,56 @@ fn lsn(row: &Row, index: usize) -> Result<Option<Lsn>, SourceError> {
     parsed.map_err(|_| SourceError::Protocol("an LSN can't be read"))
 }
 
+/// A walsender, as the server sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sender {
+    /// Process id.
+    pub pid: i32,
+    /// `startup`, `catchup`, `streaming`, `backup`, `stopping`; empty when this role may not see it.
+    pub state: String,
+    /// What was sent.
+    pub sent: Option<Lsn>,
+    /// What the client says to have flushed; `None` when it said zero.
+    pub flush: Option<Lsn>,
+    /// When the client was last heard, milliseconds since 1970, by the client's own clock.
+    pub reply_ms: Option<i64>,
+    /// Since the process started.
+    pub age: Duration,
+    /// What it waits for; `None` = nothing, it computes.
+    pub wait_event: Option<String>,
+}
+
+const SENDER: &str = "\
+    SELECT r.pid, coalesce(r.state, ''), r.sent_lsn::pg_catalog.text, r.flush_lsn::pg_catalog.text, \
+           (extract(epoch FROM r.reply_time) * 1000)::pg_catalog.int8, \
+           coalesce(extract(epoch FROM pg_catalog.clock_timestamp() - r.backend_start), 0)::pg_catalog.float8, a.wait_event \
+    FROM pg_catalog.pg_stat_replication r JOIN pg_catalog.pg_stat_activity a ON a.pid = r.pid WHERE r.pid = $1";
+
+/// Reads a walsender; `None` when there is none of that process id.
+pub async fn sender(client: &Client, pid: i32) -> Result<Option<Sender>, SourceError> {
+    let row = bounded(STATEMENT_TIMEOUT, client.query_opt(SENDER, &[&pid])).await?;
+    let read = |row: Row| {
+        Ok(Sender {
+            pid: row.try_get(0)?,
+            state: row.try_get(1)?,
+            sent: lsn(&row, 2)?,
+            flush: lsn(&row, 3)?,
+            reply_ms: row.try_get(4)?,
+            age: Duration::from_secs_f64(row.try_get::<_, f64>(5)?.max(0.0)),
+            wait_event: row.try_get(6)?,
+        })
+    };
+    row.map(read).transpose()
+}
+
+/// `max_slot_wal_keep_size` in bytes; `None` = without a limit.
+pub async fn keep_size(client: &Client) -> Result<Option<u64>, SourceError> {
+    let sql = "SELECT setting::pg_catalog.int8 FROM pg_catalog.pg_settings WHERE name = 'max_slot_wal_keep_size'";
+    let row = bounded(STATEMENT_TIMEOUT, client.query_opt(sql, &[])).await?;
+    let megabytes: Option<i64> = row.map(|row| row.try_get(0)).transpose()?;
+    Ok(megabytes.and_then(|megabytes| u64::try_from(megabytes).ok()).map(|megabytes| megabytes << 20))
+}
+
 /// The server's current flush position.
 pub async fn wal_end(client: &Client) -> Result<Lsn, SourceError> {
     let sql = "SELECT pg_catalog.pg_current_wal_flush_lsn()::pg_catalog.text";
@@ -147,6 +197,25 @@ pub async fn drop_slot(client: &Client, name: &str) -> Result<bool, SourceError>
         Err(error) => Err(error),
     }
 }
+
+/// Transactions that hold up the creation of a slot, at most ten: who, since when. No query texts. Names and times of
+/// other logins need `pg_monitor`.
+pub async fn open_transactions(client: &Client) -> Result<Vec<String>, SourceError> {
+    let rows = bounded(STATEMENT_TIMEOUT, client.query(OPEN_TRANSACTIONS, &[])).await?;
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+}
+
+/// Whoever has a transaction id holds a lock on it, which everybody may see; of a prepared one no process does.
+const OPEN_TRANSACTIONS: &str = "\
+    SELECT CASE WHEN l.pid IS NULL THEN pg_catalog.format('a prepared transaction (%s)', p.gid) \
+                ELSE pg_catalog.format('pid %s (%s)', l.pid, \
+                    coalesce(nullif(a.application_name, ''), a.usename::pg_catalog.text, 'unknown')) END \
+           || coalesce(pg_catalog.format(' for %s s', pg_catalog.round(extract(epoch FROM \
+                pg_catalog.clock_timestamp() - coalesce(a.xact_start, p.prepared)))), '') \
+    FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid \
+    LEFT JOIN pg_catalog.pg_prepared_xacts p ON l.pid IS NULL AND p.transaction = l.transactionid \
+    WHERE l.locktype = 'transactionid' AND l.granted AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid() \
+    ORDER BY coalesce(a.xact_start, p.prepared) LIMIT 10";
 
 /// Waits until a slot is seen inactive, or gone, and says whether it was in time.
 pub async fn wait_inactive(client: &Client, name: &str, limit: Duration) -> Result<bool, SourceError> {

@@ -3,7 +3,8 @@ use std::{
     time::Duration,
 };
 
-use tokio_postgres::{Client, NoTls};
+use tokio::sync::watch;
+use tokio_postgres::{Client, NoTls, error::SqlState};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{Sockets, SourceError, SourceUrl, transport};
@@ -15,7 +16,21 @@ const GOODBYE: Duration = Duration::from_secs(1);
 /// [`tokio_postgres::Client`] by dereference. Dropping it closes the socket within a second.
 pub struct SqlConnection {
     client: Client,
+    ended: watch::Receiver<Option<SqlState>>,
     _open: DropGuard,
+}
+
+impl SqlConnection {
+    /// Waits until the server says goodbye, and answers with which code; a connection that just breaks says none.
+    /// Cancel-safe.
+    pub async fn said_goodbye(&self) -> SqlState {
+        let mut ended = self.ended.clone();
+        let code = ended.wait_for(Option::is_some).await.ok().and_then(|code| code.clone());
+        match code {
+            Some(code) => code,
+            None => std::future::pending().await,
+        }
+    }
 }
 
 impl Deref for SqlConnection {
@@ -56,21 +71,21 @@ async fn connect(
     let (client, connection) = config.connect_raw(stream, NoTls).await?;
     let dropped = CancellationToken::new();
     let guard = dropped.clone().drop_guard();
+    let (tell, ended) = watch::channel(None);
     // Ends with the connection, or at the latest GOODBYE after the client was dropped.
     tokio::spawn(async move {
         tokio::pin!(connection);
         tokio::select! {
-            ended = &mut connection => log_end(ended),
+            ended = &mut connection => {
+                if let Err(error) = ended {
+                    tell.send_replace(error.code().cloned());
+                    tracing::debug!(error = %SourceError::from(error), "SQL connection ended");
+                }
+            }
             () = dropped.cancelled() => {
                 let _ = tokio::time::timeout(GOODBYE, connection).await;
             }
         }
     });
-    Ok(SqlConnection { client, _open: guard })
-}
-
-fn log_end(ended: Result<(), tokio_postgres::Error>) {
-    if let Err(error) = ended {
-        tracing::debug!(error = %SourceError::from(error), "SQL connection ended");
-    }
+    Ok(SqlConnection { client, ended, _open: guard })
 }

@@ -129,7 +129,8 @@ impl Source {
             && self.plugin == other.plugin
     }
 
-    fn is_same(&self, other: &Self) -> bool {
+    /// Whether an engine that runs with `self` runs as `other` says.
+    pub fn is_same(&self, other: &Self) -> bool {
         let admin = |source: &Self| source.admin_url.as_ref().map(|url| url.expose_secret().to_owned());
         self.reads_as(other) && admin(self) == admin(other) && self.slot_recreate == other.slot_recreate
     }

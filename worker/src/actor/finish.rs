@@ -34,6 +34,9 @@ const WRITTEN: Duration = Duration::from_secs(1);
 /// Giving the lease back, and between two tries to write the last state.
 const GIVE_BACK: Duration = Duration::from_secs(1);
 
+/// What writes to the engine's row besides: ended before the last word.
+pub(super) type Writers = (AbortOnDropHandle<()>, Option<AbortOnDropHandle<()>>);
+
 /// See the module.
 pub(super) struct Finish<'a> {
     run: Run<'a>,
@@ -69,7 +72,7 @@ impl<'a> Finish<'a> {
     }
 
     /// Ends the run, whatever that takes. Returns when the slot is free, or not ours to free.
-    pub(super) async fn ended(mut self, ended: Ended, writer: AbortOnDropHandle<()>) -> EngineReport {
+    pub(super) async fn ended(mut self, ended: Ended, writers: Writers) -> EngineReport {
         let verdict = match self.verdict(ended) {
             Ok(verdict) => verdict,
             Err(reason) => return self.lost(reason).await,
@@ -84,8 +87,8 @@ impl<'a> Finish<'a> {
         }
         let report = self.report(&verdict, confirmed, matches!(slot, Slot::Free));
         match slot {
-            Slot::Free => self.leave(verdict.then, report, writer).await,
-            Slot::Left(observed) => self.leave(observed, report, writer).await,
+            Slot::Free => self.leave(verdict.then, report, writers).await,
+            Slot::Left(observed) => self.leave(observed, report, writers).await,
             Slot::Lost(reason) => self.lost(reason).await,
         }
     }
@@ -254,14 +257,14 @@ impl<'a> Finish<'a> {
     }
 
     /// The last words: the lease goes back, then the row, which wakes the others.
-    async fn leave(self, then: Observed, mut report: EngineReport, writer: AbortOnDropHandle<()>) -> EngineReport {
+    async fn leave(self, then: Observed, mut report: EngineReport, writers: Writers) -> EngineReport {
         let written = async {
             while !self.run.states.is_written() {
                 sleep(Duration::from_millis(5)).await;
             }
         };
         let _ = timeout(WRITTEN, written).await;
-        drop(writer);
+        drop(writers);
         let deps = &self.run.actor.deps;
         let released = timeout(GIVE_BACK, deps.lease.release(self.run.claim.clone())).await;
         report.lease_released = matches!(released, Ok(Ok(())));

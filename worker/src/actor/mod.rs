@@ -37,6 +37,8 @@ pub(crate) struct Orders {
     pub(crate) give_up: bool,
     /// The engine's row.
     pub(crate) row: Option<Row>,
+    /// The source is gone, or isn't what it was: drain, and end.
+    pub(crate) dismissed: bool,
 }
 
 /// An engine's row, and when it was read: its durations count from then.
@@ -55,6 +57,8 @@ impl Row {
 /// The supervisor's end.
 #[derive(Debug, Clone)]
 pub(crate) struct Handle {
+    /// As the actor has it.
+    pub(crate) source: Source,
     pub(crate) orders: watch::Sender<Orders>,
     force: watch::Sender<u64>,
     leading: Arc<AtomicBool>,
@@ -69,6 +73,11 @@ impl Handle {
     /// Ends the run at once, without the platform database.
     pub(crate) fn force_close(&self) {
         self.force.send_modify(|count| *count += 1);
+    }
+
+    /// For good.
+    pub(crate) fn dismiss(&self) {
+        self.orders.send_modify(|orders| orders.dismissed = true);
     }
 
     /// A run is under way.
@@ -98,13 +107,13 @@ impl Actor {
         let (orders, force, leading) = (watch::Sender::default(), watch::Sender::new(0), Arc::default());
         let actor = Self {
             deps,
-            source,
+            source: source.clone(),
             orders: orders.subscribe(),
             force: force.subscribe(),
             process,
             leading: Arc::clone(&leading),
         };
-        (actor, Handle { orders, force, leading })
+        (actor, Handle { source, orders, force, leading })
     }
 
     /// Runs until the process ends or nobody gives orders any more; answers how its last run ended, if that is of the
@@ -136,7 +145,13 @@ impl Actor {
             if self.process.borrow_and_update().is_some() {
                 return false;
             }
-            let seek = self.orders.borrow_and_update().seek;
+            let (seek, dismissed) = {
+                let orders = self.orders.borrow_and_update();
+                (orders.seek, orders.dismissed)
+            };
+            if dismissed {
+                return false;
+            }
             if seek && Instant::now() >= not_before {
                 return true;
             }
@@ -185,7 +200,7 @@ impl Actor {
     async fn is_called_off(&self) {
         let (mut orders, mut process) = (self.orders.clone(), self.process.clone());
         let called_off = async {
-            let _ = orders.wait_for(|orders| !orders.seek).await;
+            let _ = orders.wait_for(|orders| !orders.seek || orders.dismissed).await;
         };
         tokio::select! {
             () = called_off => {}

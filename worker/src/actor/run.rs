@@ -9,11 +9,13 @@ use aura_domain::{Desired, EngineReport, Epoch};
 use aura_lease::Claim;
 use aura_store::StoreError;
 use tokio::time::sleep_until;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{Actor, Orders, finish::Finish};
 use crate::{
+    conditions::Conditions,
     engine::{self, Running},
+    live::Live,
     states::{Of, States},
     stop::{Plan, Stop},
 };
@@ -72,19 +74,26 @@ pub(super) async fn run(actor: &Actor, claim: Claim, lost: CancellationToken) ->
         Run { actor, claim, epoch, states: states.clone(), lost, fenced: fenced.clone(), stop: None, force_seen };
     let writing = states.clone().write(actor.deps.store.clone(), fenced);
     // Ends with the run, whatever the database does.
-    let writer = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(writing));
+    let writer = AbortOnDropHandle::new(tokio::spawn(writing));
+    let conditions = Conditions::default();
     let mut engine = None;
+    let mut speaking = None;
     let ended = match desired {
         Desired::Stopped => Ended::NotWanted,
         Desired::Running => {
-            let parts = engine::Parts { epoch, states: run.states.clone(), fenced: run.fenced.clone() };
+            let (states, fenced) = (run.states.clone(), run.fenced.clone());
+            let parts = engine::Parts { epoch, states, fenced, conditions: conditions.clone() };
             match engine::start(&actor.deps, &actor.source, parts) {
-                Ok(started) => run.watch(engine.insert(started)).await,
+                Ok(started) => {
+                    speaking = Some(run.speak(conditions, &started));
+                    run.watch(engine.insert(started)).await
+                }
                 Err(error) => Ended::ByItself(engine::End::unstartable(error)),
             }
         }
     };
-    let report = Finish::new(run, engine).ended(ended, writer).await;
+    // What the engine says of itself goes on while it is ended, and may take long.
+    let report = Finish::new(run, engine).ended(ended, (writer, speaking)).await;
     states.end();
     Some(report)
 }
@@ -106,6 +115,23 @@ async fn take(actor: &Actor, claim: &Claim) -> Result<Option<(Epoch, Desired)>, 
 }
 
 impl Run<'_> {
+    /// The engine's live status, in a task of its own: the platform database may hang.
+    fn speak(&self, conditions: Conditions, engine: &Running) -> AbortOnDropHandle<()> {
+        let deps = &self.actor.deps;
+        let live = Live {
+            source: self.actor.source.id,
+            name: self.actor.source.name.clone(),
+            epoch: self.epoch,
+            board: Arc::clone(&deps.board),
+            store: deps.store.clone(),
+            bus: Arc::clone(&deps.bus),
+            conditions,
+            vitals: Arc::clone(&engine.vitals),
+            fenced: self.fenced.clone(),
+        };
+        AbortOnDropHandle::new(tokio::spawn(live.keep(self.states.clone())))
+    }
+
     /// Watches over the running engine until it has ended or is to be ended.
     async fn watch(&mut self, engine: &mut Running) -> Ended {
         let (mut orders, mut process, mut force) =
@@ -163,7 +189,7 @@ impl Run<'_> {
         let forced = (*self.actor.force.borrow() != self.force_seen).then(|| Stop::force(now));
         // The first word counts, else a drain that is given up begins anew with each order.
         let begun = self.stop.map(|(stop, _)| stop);
-        let given_up = (orders.give_up && begun.is_none()).then(|| Stop::drain(now + drain));
+        let given_up = ((orders.give_up || orders.dismissed) && begun.is_none()).then(|| Stop::drain(now + drain));
         let row = orders.row.as_ref().filter(|row| row.engine.epoch == self.epoch);
         let unasked = row.is_some_and(|row| row.engine.desired == Desired::Stopped) && begun.is_none();
         let asked = row.and_then(super::Row::stop).or_else(|| unasked.then(|| Stop::drain(now + drain)));

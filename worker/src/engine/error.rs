@@ -28,9 +28,15 @@ pub(crate) enum EngineError {
     /// Slots are cluster-wide, and ours has the name of one that reads another database.
     #[error("the slot reads another database ({0}): give the source a slot name of its own")]
     SlotOfOtherDatabase(String),
-    /// A slot is created once the transactions that are open now have ended.
-    #[error("transactions that are open hold up the creation of the slot")]
-    WaitingForTransactions,
+    /// It needs an operator (R-ENG-8).
+    #[error("the slot is {what}, and {why}")]
+    SlotLost { what: &'static str, why: &'static str },
+    /// A try to make the slot was cut off, and what was left of it has been ended.
+    #[error("the slot is half made")]
+    SlotHalfMade,
+    /// The server says goodbye in the middle of the stream.
+    #[error("the server ends the stream")]
+    SourceEnds,
 }
 
 /// What an error means for the engine: a pure table, so that it can be read and tested.
@@ -43,6 +49,8 @@ pub(crate) struct Policy {
     pub(crate) pause: Duration,
 }
 
+/// Pause before a server that has said goodbye is called again (R-FB-8).
+pub(crate) const SOURCE_ENDS: Duration = Duration::from_secs(10);
 /// Longest pause between two tries.
 pub(crate) const MAX_PAUSE: Duration = Duration::from_secs(10);
 
@@ -59,7 +67,8 @@ impl EngineError {
             Self::SlotInUse { pid, name } => Some(format!("pid {pid} ({name})")),
             Self::SlotOfOtherDatabase(database) => Some(format!("it reads {database}")),
             Self::Source(error) => Some(error.to_string()),
-            Self::Store(_) | Self::PluginMissing | Self::WaitingForTransactions => None,
+            Self::SlotLost { .. } => Some(self.to_string()),
+            Self::Store(_) | Self::PluginMissing | Self::SlotHalfMade | Self::SourceEnds => None,
         };
         Observed { state, code: Some(reason), detail }
     }
@@ -68,21 +77,23 @@ impl EngineError {
     pub(crate) fn policy(&self) -> Policy {
         let backoff = |reason| Policy { reason, state: EngineState::Backoff, pause: Duration::from_millis(200) };
         let failed = |reason| Policy { reason, state: EngineState::Failed, pause: Duration::from_secs(3) };
+        // R-FB-8: a server that is shutting down wants to be left alone. A kill and a lost slot look the same, so whoever
+        // pauses looks first whether it is there.
+        let leaving = Policy { pause: SOURCE_ENDS, ..backoff("source_shutting_down") };
         match self {
             Self::PluginMissing => failed("plugin_missing"),
             Self::SlotInUse { .. } => backoff("slot_in_use_by_other"),
             Self::SlotOfOtherDatabase(_) => failed("slot_of_other_database"),
-            Self::WaitingForTransactions => backoff("waiting_for_transactions"),
+            Self::SlotLost { .. } => failed("slot_lost"),
+            Self::SlotHalfMade => backoff("slot_half_made"),
+            Self::SourceEnds => leaving,
             Self::Store(StoreError::Fenced) => failed("fenced"),
             Self::Store(_) => backoff("platform_database_unreachable"),
             Self::Source(error) => match error.sqlstate() {
                 Some(code) if *code == SqlState::INSUFFICIENT_PRIVILEGE => failed("not_permitted"),
                 Some(code) if code.code().starts_with("28") => failed("authentication_failed"),
                 Some(code) if *code == SqlState::OBJECT_IN_USE => backoff("slot_in_use"),
-                Some(code) if code.code().starts_with("57P") => {
-                    // R-FB-8: a server that is shutting down wants to be left alone for a while.
-                    Policy { pause: Duration::from_secs(1), ..backoff("source_shutting_down") }
-                }
+                Some(code) if code.code().starts_with("57P") => leaving,
                 Some(code) if *code == SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE => failed("wal_level_not_logical"),
                 Some(_) => backoff("source_error"),
                 None => backoff("source_unreachable"),
@@ -101,6 +112,7 @@ mod tests {
             (EngineError::PluginMissing, "plugin_missing"),
             (EngineError::SlotOfOtherDatabase("app".to_owned()), "slot_of_other_database"),
             (EngineError::Store(StoreError::Fenced), "fenced"),
+            (EngineError::SlotLost { what: "lost", why: "of a test" }, "slot_lost"),
         ];
         for (error, reason) in failed {
             let policy = error.policy();
@@ -108,7 +120,7 @@ mod tests {
         }
         let retried = [
             (EngineError::SlotInUse { pid: 1, name: "psql".to_owned() }, "slot_in_use_by_other"),
-            (EngineError::WaitingForTransactions, "waiting_for_transactions"),
+            (EngineError::SourceEnds, "source_shutting_down"),
             (EngineError::Source(SourceError::Closed), "source_unreachable"),
         ];
         for (error, reason) in retried {

@@ -9,10 +9,12 @@ use std::{
 use aura_domain::{Change, Lsn, ProjectId};
 use aura_flow::{Owner, Quota, ResolvedTracker};
 use aura_pgsource::{Decoder, LogEvent};
+use aura_wire::GapReason;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
 use super::{
+    gaps::Loss,
     registry::{RegisteredTable, Registry},
     shard::{Row, ShardQueue},
     vitals::Vitals,
@@ -34,7 +36,6 @@ pub(crate) struct Intake {
     /// End of the last transaction that was read completely: E of R-HOLE-2.
     boundary: Lsn,
     vitals: Arc<Vitals>,
-    pub(crate) skipped: u64,
 }
 
 impl Intake {
@@ -48,7 +49,6 @@ impl Intake {
             parked: None,
             boundary: Lsn::ZERO,
             vitals,
-            skipped: 0,
         }
     }
 
@@ -73,7 +73,7 @@ impl Intake {
         self.boundary
     }
 
-    /// Takes one log record; answers the table whose row could not be used.
+    /// Takes one log record; answers what is lost if it can't be used.
     pub(crate) fn data(
         &mut self,
         decoder: &mut Decoder,
@@ -81,8 +81,8 @@ impl Intake {
         start: Lsn,
         end: Lsn,
         payload: &Bytes,
-    ) -> Option<Arc<RegisteredTable>> {
-        let mut lost = None;
+    ) -> Vec<Loss> {
+        let mut lost = Vec::new();
         match decoder.decode(start, payload) {
             LogEvent::Begin { .. } => self.tracker.begin(),
             LogEvent::Change(change) => self.change(change, registry),
@@ -100,19 +100,28 @@ impl Intake {
     }
 
     /// A record that can't be used: the stream goes on, counted and logged with its position (R-DEC-4). Its table's
-    /// subscribers have a gap.
-    pub(crate) fn skip(
-        &mut self,
-        event: LogEvent,
-        start: Lsn,
-        bytes: usize,
-        registry: &Registry,
-    ) -> Option<Arc<RegisteredTable>> {
-        let LogEvent::Skipped { reason, relation } = event else { return None };
-        self.skipped += 1;
+    /// subscribers have a gap; all of the source's, where the table can't be read either.
+    pub(crate) fn skip(&mut self, event: LogEvent, start: Lsn, bytes: usize, registry: &Registry) -> Vec<Loss> {
+        let LogEvent::Skipped { reason, relation } = event else { return Vec::new() };
         metrics::counter!("cdc_skipped_rows_total", "reason" => reason.as_str()).increment(1);
         tracing::warn!(lsn = %start, reason = reason.as_str(), bytes, "a log record can't be used, skipped");
-        registry.table(relation.as_deref()?).cloned()
+        let Some(relation) = relation else {
+            let projects: Vec<_> = registry.projects.keys().copied().collect();
+            return projects.into_iter().map(|project| self.lose(project, None, start)).collect();
+        };
+        let table = registry.table(&relation).map(|table| table.key.clone());
+        table.map(|key| self.lose(key.project, Some([key.schema, key.table]), start)).into_iter().collect()
+    }
+
+    /// The confirmed position doesn't pass the row before its loss is announced.
+    fn lose(&mut self, project: ProjectId, table: Option<[String; 2]>, start: Lsn) -> Loss {
+        let mut loss = Loss::up_to_now(project, GapReason::Undecodable, table);
+        if self.tracker.in_transaction() {
+            let shard = shard_of(project, self.shards.len());
+            self.vitals.admitted(shard);
+            loss.claims.push((shard, self.tracker.admit(Owner { shard, project }, start, Instant::now())));
+        }
+        loss
     }
 
     /// End of everything that was read.
@@ -138,7 +147,6 @@ impl Intake {
         let commit = change.position.commit;
         let Some(table) = registry.table(&change.relation).filter(|table| table.admits(commit)) else {
             metrics::counter!("cdc_skipped_rows_total", "reason" => "unregistered").increment(1);
-            self.skipped += 1;
             return;
         };
         if let Some(change) = self.admit(change, table) {

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use aura_domain::{EngineState, Generation, Lsn};
+use aura_domain::{EngineState, Generation, Lsn, Timed};
 use aura_flow::{DrainEvent, DrainPlanner, Phase};
 use aura_pgsource::slot;
 use tokio::{
@@ -12,6 +12,7 @@ use tokio::{
 };
 
 use super::{
+    Engine,
     end::Left,
     error::EngineError,
     intake::Intake,
@@ -28,21 +29,35 @@ const COPY_DONE: Duration = Duration::from_millis(250);
 const PROGRESS: Duration = Duration::from_secs(5);
 
 /// The plan, and the order that it was made of.
-struct Drain {
+struct Drain<'a> {
+    engine: &'a Engine,
     plan: DrainPlanner,
     order: Stop,
     orders: watch::Receiver<Option<Stop>>,
 }
 
-impl Drain {
-    fn new(mut orders: watch::Receiver<Option<Stop>>) -> Self {
+impl<'a> Drain<'a> {
+    fn new(engine: &'a Engine) -> Self {
+        let mut orders = engine.stopping.subscribe();
         let now = Instant::now();
         let order = (*orders.borrow_and_update()).unwrap_or_else(|| Stop::drain(now));
-        Self { plan: DrainPlanner::new(order.budget(now), now), order, orders }
+        Self { engine, plan: DrainPlanner::new(order.budget(now), now), order, orders }
     }
 
     fn on(&mut self, event: DrainEvent) -> Phase {
-        self.plan.on(event, Instant::now())
+        let before = self.plan.phase();
+        let phase = self.plan.on(event, Instant::now());
+        if phase != before {
+            self.show();
+        }
+        phase
+    }
+
+    /// The phases that are over, for whoever watches the stop.
+    fn show(&self) {
+        let phases = self.plan.times().phases.iter().map(|(name, took)| Timed::new(name, *took)).collect();
+        let Engine { source, deps, .. } = self.engine;
+        deps.board.update(source.id, &source.name, |status| status.live.phases = phases);
     }
 
     /// Takes a tighter order in.
@@ -77,7 +92,7 @@ impl Session<'_> {
     pub(super) async fn leave(&self, mut stream: Stream, intake: &mut Intake) -> Left {
         let engine = self.engine;
         engine.observe(Observed::new(EngineState::Draining, None));
-        let mut drain = Drain::new(engine.stopping.subscribe());
+        let mut drain = Drain::new(engine);
         // Nothing is read from here on, and what was read is with the shards.
         intake.flush();
         drain.on(DrainEvent::Finished);
@@ -103,7 +118,7 @@ impl Session<'_> {
     }
 
     /// Waits until every row that was read is acknowledged, or time is up. False = the stream is gone.
-    async fn drain(&self, drain: &mut Drain, stream: &mut Stream, intake: &mut Intake) -> bool {
+    async fn drain(&self, drain: &mut Drain<'_>, stream: &mut Stream, intake: &mut Intake) -> bool {
         let vitals = &self.engine.vitals;
         let mut say = Instant::now() + PROGRESS;
         while drain.plan.phase() == Phase::Drain {
@@ -137,7 +152,7 @@ impl Session<'_> {
 
     /// Sends the final position and reads it back: a close with unread bytes in the socket would throw the status away
     /// (E4), so reading goes on, into nothing.
-    async fn verify(&self, drain: &mut Drain, stream: &mut Stream, intake: &mut Intake) -> Option<Lsn> {
+    async fn verify(&self, drain: &mut Drain<'_>, stream: &mut Stream, intake: &mut Intake) -> Option<Lsn> {
         let work = async {
             self.send_status(stream, intake, false).await?;
             let wanted = stream.feedback.flushed();
@@ -157,7 +172,9 @@ impl Session<'_> {
             };
             let generation = self.generation.unwrap_or(Generation(1));
             let (store, source) = (&self.engine.deps.store, self.engine.source.id);
-            if let Err(error) = store.save_position(source, self.engine.epoch, generation, wanted).await {
+            if self.engine.gaps.generation_is_open()
+                && let Err(error) = store.save_position(source, self.engine.epoch, generation, wanted).await
+            {
                 tracing::warn!(%source, %error, "the final position is not remembered");
             }
             Ok(verified)
@@ -173,7 +190,7 @@ impl Session<'_> {
     }
 
     /// Politely if no transaction is open, and until the slot is seen inactive; the lease is released after that.
-    async fn close(&self, drain: &mut Drain, mut stream: Stream, intake: &Intake) -> bool {
+    async fn close(&self, drain: &mut Drain<'_>, mut stream: Stream, intake: &Intake) -> bool {
         let work = async {
             if !intake.tracker.in_transaction() {
                 let by = tokio::time::Instant::now() + COPY_DONE;

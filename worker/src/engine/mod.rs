@@ -2,10 +2,12 @@
 
 mod end;
 mod error;
+mod gaps;
 mod intake;
 mod judge;
 mod leave;
 mod loader;
+mod lookout;
 mod position;
 pub(crate) mod registry;
 mod report;
@@ -14,6 +16,7 @@ mod shard;
 mod slot;
 mod tasks;
 pub(crate) mod vitals;
+mod zombie;
 
 use std::{
     collections::HashMap,
@@ -32,10 +35,19 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    error::EngineError, intake::Intake, judge::Judge, loader::Loaded, registry::Registry, session::Session,
-    shard::ShardQueue, vitals::Vitals,
+    error::EngineError,
+    gaps::{Announcer, Gaps},
+    intake::Intake,
+    judge::Judge,
+    loader::Loaded,
+    lookout::Lookout,
+    registry::Registry,
+    session::Session,
+    shard::ShardQueue,
+    vitals::Vitals,
 };
 use crate::{
+    conditions::Conditions,
     settings::WorkerSettings,
     states::{Observed, States},
     status::StatusBoard,
@@ -72,6 +84,7 @@ pub(crate) struct Parts {
     pub(crate) states: States,
     /// Somebody has raised the epoch: nothing of this engine counts any more.
     pub(crate) fenced: CancellationToken,
+    pub(crate) conditions: Conditions,
 }
 
 /// One engine under one lease.
@@ -93,12 +106,20 @@ pub(crate) struct Engine {
     fenced: CancellationToken,
     /// See [`Judge::disabling`].
     disabling: Arc<tokio::sync::RwLock<()>>,
+    gaps: Arc<Gaps>,
+    conditions: Conditions,
     tasks: Tasks,
     /// Drain, then leave: the order, which may become tighter, and whether there is one.
     stopping: Arc<watch::Sender<Option<Stop>>>,
     stop: CancellationToken,
-    /// An operator asked for a new slot.
+    /// An operator asked for a new slot, or the old one is gone: no reason to wait any longer.
     new_slot: Arc<Notify>,
+    /// Look at the slot now.
+    look: Notify,
+    /// The server may soon throw away what the slot needs (R-FB-6).
+    at_risk: watch::Sender<bool>,
+    /// It does no work although it could: to be cut.
+    hung: CancellationToken,
     /// Ends the shards.
     halt_shards: CancellationToken,
     /// Ends everything else.
@@ -108,14 +129,14 @@ pub(crate) struct Engine {
 /// Starts the engine in tasks of its own. It ends when told to, or since it can't go on; and it can be ended.
 pub(crate) fn start(deps: &EngineDeps, source: &Source, parts: Parts) -> Result<Running, SourceError> {
     let (tasks, panicked) = Tasks::new();
-    let engine = Engine::new(deps.clone(), source.clone(), parts, tasks)?;
+    let engine = Arc::new(Engine::new(deps.clone(), source.clone(), parts, tasks)?);
     let (tell, end) = oneshot::channel();
     let watched = Arc::new(Watched {
         source: source.id,
         epoch: engine.epoch,
         vitals: Arc::clone(&engine.vitals),
         sockets: engine.sockets.clone(),
-        hung: CancellationToken::new(),
+        hung: engine.hung.clone(),
     });
     deps.watchlist.add(&watched);
     let running = Running {
@@ -138,7 +159,7 @@ pub(crate) fn start(deps: &EngineDeps, source: &Source, parts: Parts) -> Result<
 
 impl Engine {
     fn new(deps: EngineDeps, source: Source, parts: Parts, tasks: Tasks) -> Result<Self, SourceError> {
-        let Parts { epoch, states, fenced } = parts;
+        let Parts { epoch, states, fenced, conditions } = parts;
         let url = SourceUrl::from_secret(&source.replication_url)?;
         let admin_url = source.admin_url.as_ref().map_or_else(|| Ok(url.clone()), SourceUrl::from_secret)?;
         let sockets = Sockets::new();
@@ -181,23 +202,29 @@ impl Engine {
             position: watch::Sender::new(None),
             fenced,
             disabling: Arc::default(),
+            gaps: Arc::default(),
+            conditions,
             tasks,
             stopping: Arc::new(watch::Sender::new(None)),
             stop: CancellationToken::new(),
             new_slot: Arc::default(),
+            look: Notify::new(),
+            at_risk: watch::Sender::new(false),
+            hung: CancellationToken::new(),
             halt_shards: halt.child_token(),
             halt,
         })
     }
 
     /// Sets the parts going, runs sessions until told otherwise, and takes the parts down again.
-    async fn drive(self, mut panicked: mpsc::Receiver<String>) -> End {
+    async fn drive(self: Arc<Self>, mut panicked: mpsc::Receiver<String>) -> End {
         let Some(loaded) = self.stop.run_until_cancelled(Box::pin(self.load())).await else {
             return End::stopped(None);
         };
         let (loaded_tx, loaded_rx) = watch::channel(Arc::new(loaded));
         let (ready_tx, ready) = watch::channel(false);
         let mut intake = self.start_parts(loaded_tx, ready_tx);
+        self.tasks.spawn("watch", Lookout::new(Arc::clone(&self)).run());
         let mut session = Session::new(&self, loaded_rx);
         let end = {
             let sessions = session.run_all(&mut intake, ready);
@@ -256,9 +283,19 @@ impl Engine {
             source: self.source.id,
             epoch: self.epoch,
             fenced: self.fenced.clone(),
+            gaps: Arc::clone(&self.gaps),
             stop: halt.clone(),
         };
         self.tasks.spawn("position", keeper.run(self.position.subscribe()));
+        let announcer = Announcer {
+            gaps: Arc::clone(&self.gaps),
+            control: Arc::clone(&self.control),
+            vitals: Arc::clone(&self.vitals),
+            acked: Arc::clone(&acked),
+            store: self.deps.store.clone(),
+            stop: self.halt_shards.clone(),
+        };
+        self.tasks.spawn("gaps", announcer.run());
         self.tasks.spawn("control", Arc::clone(&self.control).serve(ready, halt.clone()));
         Intake::new(shards, acked, settings.engine_quota(), Arc::clone(&self.vitals))
     }
@@ -288,6 +325,11 @@ impl Engine {
     /// Shows the state here, in the row and to fronts.
     fn observe(&self, observed: Observed) {
         let fresh = Streaming { on: observed.state == EngineState::Running, reason: observed.code.map(str::to_owned) };
+        let now = self.states.now().state;
+        if now == EngineState::Zombie && !now.next().contains(&observed.state) {
+            // Whoever held the slot has gone.
+            self.states.report(Observed::new(EngineState::Starting, None));
+        }
         self.states.report(observed);
         self.streaming.send_if_modified(|streaming| {
             let changed = *streaming != fresh;

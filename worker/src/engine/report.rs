@@ -2,16 +2,13 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use aura_bus::{Headers, Message, Subject};
-use aura_domain::{Epoch, Lsn, ProjectId, SourceId};
-use aura_store::{NewGap, Store, StoreError};
-use aura_wire::{GapEnvelope, GapReason};
+use aura_domain::{Epoch, Lsn, SourceId};
+use aura_store::{Store, StoreError};
 use tokio::sync::{RwLock, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     Engine,
-    loader::Loaded,
     registry::{RegisteredTable, Registry},
 };
 use crate::subs::control::Control;
@@ -97,38 +94,5 @@ impl Engine {
     /// Hands a report over; never waits.
     pub(super) fn report_active(&self, registry: &Arc<Registry>, from: Lsn) {
         self.reports.send_replace(Some(Arc::new(Covered { registry: Arc::clone(registry), from })));
-    }
-
-    /// A row of this table could not be used: its subscribers are told. Never waits.
-    pub(super) fn announce_undecodable(&self, table: Arc<RegisteredTable>) {
-        let control = Arc::clone(&self.control);
-        self.tasks.spawn("gap", async move {
-            let names = [table.key.schema.clone(), table.key.table.clone()];
-            publish_gap(&control, table.key.project, GapReason::Undecodable, Some(vec![names])).await;
-        });
-    }
-
-    /// Announces to every project of the source that changes may be missing up to now, and records it.
-    pub(super) async fn announce_gap(&self, reason: GapReason, loaded: &Loaded) {
-        for project in loaded.projects.keys() {
-            publish_gap(&self.control, *project, reason, None).await;
-        }
-        let word = serde_json::to_value(reason).ok();
-        let reason = word.as_ref().and_then(serde_json::Value::as_str).unwrap_or("unknown");
-        let gap = NewGap { source: self.source.id, project: None, from: None, to: None, reason };
-        if let Err(error) = self.deps.store.record_gap(self.epoch, gap).await {
-            tracing::warn!(source = %self.source.id, %error, "gap not recorded");
-        }
-    }
-}
-
-/// Announces a gap of unknown extent up to now.
-async fn publish_gap(control: &Control, project: ProjectId, reason: GapReason, tables: Option<Vec<[String; 2]>>) {
-    let (source, epoch) = (control.source, control.epoch);
-    let gap = GapEnvelope { v: 1, project, source, from: None, to: None, reason, tables, sub_ids: None };
-    let mut message = Message::new(Subject::gap(project), gap.encode());
-    message.headers = Headers { origin: Some(control.origin.clone()), source: Some(source), epoch: Some(epoch) };
-    if let Err(error) = control.bus.publish(message).await {
-        tracing::warn!(%source, %error, "gap not announced");
     }
 }

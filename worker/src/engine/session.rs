@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeSet,
+    hash::{BuildHasher, RandomState},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -15,14 +16,15 @@ use aura_pgsource::{
     Decoder, FilterEntry, Plugin, ReplicationConnection, ReplicationStream, SourceError, SqlConnection, SqlState,
     Status, StreamMessage, connect_sql, pgoutput_options, wal2json_options,
 };
-use aura_store::StoreError;
+use aura_store::{NewGap, StoreError};
 use aura_wire::GapReason;
 use tokio::sync::watch;
 
 use super::{
     Engine,
     end::{End, Left},
-    error::{EngineError, MAX_PAUSE},
+    error::{EngineError, MAX_PAUSE, Policy, SOURCE_ENDS},
+    gaps::{self, Loss},
     intake::Intake,
     loader::Loaded,
     registry::Registry,
@@ -36,10 +38,17 @@ pub(super) const CONNECT: Duration = Duration::from_secs(5);
 const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 /// Frames that are taken from memory between two looks at timers and signals.
 const BURST: usize = 512;
+/// After a goodbye, before the server is asked whether it is still there.
+const ANSWERS_STILL: Duration = Duration::from_millis(200);
+/// Spreads those who come back to a server.
+const JITTER_MS: u64 = 5000;
 /// Signs of life while something takes its time.
 const BEAT: Duration = Duration::from_secs(1);
 /// A session that lasted this long has earned a fresh retry pause.
 const HEALTHY: Duration = Duration::from_secs(30);
+
+/// What a server that shuts down, or a crash of one of its processes, says to all its sessions.
+const LEAVING: [SqlState; 3] = [SqlState::ADMIN_SHUTDOWN, SqlState::CRASH_SHUTDOWN, SqlState::CANNOT_CONNECT_NOW];
 
 enum Ended {
     /// The filter must change; the next session begins where this one ended.
@@ -59,6 +68,8 @@ pub(super) struct Session<'e> {
     pub(super) engine: &'e Engine,
     loaded: watch::Receiver<Arc<Loaded>>,
     pub(super) generation: Option<Generation>,
+    /// Whose gap was handed over for announcement.
+    announced: Option<Generation>,
     handed_over: bool,
     /// Debounce of filter changes (R-HOLE-3).
     refilter_after: Instant,
@@ -81,6 +92,8 @@ pub(super) struct Stream {
     e: Lsn,
     /// The first frame at or above `e` has arrived.
     covered: bool,
+    /// The end of the server's log, as far as it was told.
+    server_end: Lsn,
 }
 
 impl Stream {
@@ -96,7 +109,15 @@ impl Stream {
 impl<'e> Session<'e> {
     pub(super) fn new(engine: &'e Engine, loaded: watch::Receiver<Arc<Loaded>>) -> Self {
         let refilter_after = Instant::now();
-        Self { engine, loaded, generation: None, handed_over: false, refilter_after, restart_cost: Duration::ZERO }
+        Self {
+            engine,
+            loaded,
+            generation: None,
+            announced: None,
+            handed_over: false,
+            refilter_after,
+            restart_cost: Duration::ZERO,
+        }
     }
 
     /// Sessions, one after the other, until the engine is stopped.
@@ -121,7 +142,8 @@ impl<'e> Session<'e> {
             pause = Some((wait * 2).min(MAX_PAUSE));
             tokio::select! {
                 () = self.engine.stop.cancelled() => {}
-                () = tokio::time::sleep(wait) => {}
+                () = self.engine.pause(&policy, wait) => {}
+                () = self.engine.new_slot.notified() => {}
                 never = self.engine.vitals.beating(BEAT) => match never {},
             }
         }
@@ -155,7 +177,7 @@ impl<'e> Session<'e> {
         let slot = engine.ensure_slot(&mut connection, &sql, &identity).await?;
         let generation = engine.generation(&identity, false).await?;
         let stored = engine.deps.store.position(engine.source.id).await?;
-        self.enter_generation(generation, intake, stored).await;
+        self.enter_generation(generation, slot.replaced, intake, stored).await?;
         let start = start_position(&slot, generation, intake, stored).min(identity.wal_end.max(slot.confirmed));
         if !std::mem::replace(&mut self.handed_over, true) {
             engine.hand_over(ready.clone()).await;
@@ -167,20 +189,23 @@ impl<'e> Session<'e> {
         let (options, holds_from) = self.options(slot.plugin, &registry).await?;
         engine.control.announce_leader(start).await;
         let started = Instant::now();
-        let wire = self.start_streaming(connection, start, &options).await?;
+        let wire = self.start_streaming(connection, &sql, start, &options).await?;
         intake.begin_session(start);
         self.show_start(&slot, &registry);
         let feedback = Feedback::new(slot.confirmed, wal_sender_timeout, engine.deps.settings.advance_interval);
         let decoder = Decoder::new(slot.plugin, generation);
         let next = None;
         let e = start.max(holds_from);
-        Ok(Stream { wire, sql, decoder, feedback, registry, filter, next, started, e, covered: false })
+        let server_end = identity.wal_end.max(slot.confirmed);
+        let covered = false;
+        Ok(Stream { wire, sql, decoder, feedback, registry, filter, next, started, e, covered, server_end })
     }
 
     /// START_REPLICATION, again while our own last walsender still holds the slot.
     async fn start_streaming(
         &self,
         connection: ReplicationConnection,
+        sql: &SqlConnection,
         start: Lsn,
         options: &[(String, String)],
     ) -> Result<ReplicationStream, EngineError> {
@@ -198,26 +223,41 @@ impl<'e> Session<'e> {
                 Err(error) if error.sqlstate() == Some(&SqlState::OBJECT_IN_USE) && Instant::now() < deadline => {
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(Duration::from_millis(200));
+                    // An older epoch may have come back meanwhile.
+                    engine.end_older(sql).await;
                 }
                 other => return Ok(other?),
             }
         }
     }
 
+    /// `replaced`: the slot was made in place of another one, which is recorded already.
     async fn enter_generation(
         &mut self,
         generation: Generation,
+        replaced: bool,
         intake: &mut Intake,
         stored: Option<(Generation, Lsn)>,
-    ) {
+    ) -> Result<(), EngineError> {
         if self.generation.replace(generation).is_some_and(|old| old != generation) {
             intake.reset();
         }
         // Once a position of the new generation is stored, the gap was announced and a restart has nothing to add.
-        if generation.0 > 1 && intake.boundary() == Lsn::ZERO && stored.is_none_or(|(of, _)| of != generation) {
-            let loaded = Arc::clone(&self.loaded.borrow());
-            self.engine.announce_gap(GapReason::NewGeneration, &loaded).await;
+        let announced = stored.is_some_and(|(of, _)| of == generation) || self.announced == Some(generation);
+        if generation.0 == 1 || announced {
+            return Ok(());
         }
+        let reason = if replaced { GapReason::SlotRecreated } else { GapReason::NewGeneration };
+        let (store, source) = (&self.engine.deps.store, self.engine.source.id);
+        if !replaced {
+            let gap = NewGap { source, project: None, from: None, to: None, reason: &gaps::word(reason) };
+            store.record_gap(self.engine.epoch, gap).await?;
+        }
+        for project in self.loaded.borrow().projects.keys() {
+            self.engine.gaps.add(Loss { opens_generation: true, ..Loss::up_to_now(*project, reason, None) });
+        }
+        self.announced = Some(generation);
+        Ok(())
     }
 
     fn registry(&mut self, generation: Generation, confirmed: Lsn) -> Arc<Registry> {
@@ -264,6 +304,8 @@ impl<'e> Session<'e> {
                 () = self.engine.stop.cancelled() => return Ok(Read::Stopped),
                 () = self.engine.fenced.cancelled() => return Err(StoreError::Fenced.into()),
                 () = intake.acked.notified() => {}
+                // R-FB-8: a server that shuts down waits for us to have confirmed everything, so go at once.
+                () = server_leaves(&stream.sql) => return Err(EngineError::SourceEnds),
                 changed = self.loaded.changed() => {
                     if changed.is_err() {
                         return Ok(Read::Stopped);
@@ -322,9 +364,8 @@ impl<'e> Session<'e> {
     fn take(&mut self, stream: &mut Stream, intake: &mut Intake, message: StreamMessage) -> Result<(), EngineError> {
         let reached = match message {
             StreamMessage::Data { start, end, payload } => {
-                if let Some(table) = intake.data(&mut stream.decoder, &stream.registry, start, end, &payload) {
-                    self.engine.announce_undecodable(table);
-                }
+                let lost = intake.data(&mut stream.decoder, &stream.registry, start, end, &payload);
+                lost.into_iter().for_each(|loss| self.engine.gaps.add(loss));
                 end.max(start)
             }
             StreamMessage::Keepalive { end, reply_requested } => {
@@ -336,13 +377,13 @@ impl<'e> Session<'e> {
             }
             StreamMessage::Oversize { start, bytes, prefix } => {
                 let event = stream.decoder.oversize(&prefix);
-                if let Some(table) = intake.skip(event, start, bytes, &stream.registry) {
-                    self.engine.announce_undecodable(table);
-                }
+                let lost = intake.skip(event, start, bytes, &stream.registry);
+                lost.into_iter().for_each(|loss| self.engine.gaps.add(loss));
                 start
             }
-            StreamMessage::End => return Err(SourceError::Closed.into()),
+            StreamMessage::End => return Err(EngineError::SourceEnds),
         };
+        stream.server_end = stream.server_end.max(intake.boundary()).max(reached);
         if !stream.covered && reached >= stream.e {
             self.cover(stream);
         }
@@ -356,6 +397,7 @@ impl<'e> Session<'e> {
         self.refilter_after =
             Instant::now() + (self.restart_cost * 10).clamp(Duration::from_secs(1), Duration::from_secs(60));
         self.engine.observe(Observed::new(EngineState::Running, None));
+        self.engine.look.notify_one();
         self.engine.report_active(&stream.registry, stream.e);
     }
 
@@ -382,7 +424,8 @@ impl<'e> Session<'e> {
         intake: &mut Intake,
         reply: bool,
     ) -> Result<(), EngineError> {
-        let resolved = intake.tracker.resolve();
+        // Never beyond what the server itself has (control-plane.md, finding 9).
+        let resolved = intake.tracker.resolve().min(stream.server_end);
         let flushed = stream.feedback.send(resolved, Instant::now());
         let written = flushed.max(intake.received());
         stream.wire.send_status(Status { written, flushed, applied: flushed, reply_requested: reply }).await?;
@@ -402,6 +445,31 @@ impl<'e> Session<'e> {
             status.measure(engine.source.id);
         });
         Ok(())
+    }
+}
+
+impl Engine {
+    /// Waits before the next try. A lost slot, a kill and a shutdown all say 57P01: a server that still answers is to be
+    /// looked at, and only one that is gone to be left alone (R-ENG-8, R-FB-8).
+    async fn pause(&self, policy: &Policy, wait: Duration) {
+        if policy.reason != "source_shutting_down" {
+            return tokio::time::sleep(wait).await;
+        }
+        // A moment, so that a shutdown that has just begun shows.
+        tokio::time::sleep(ANSWERS_STILL).await;
+        let name = self.application_name();
+        if let Err(error) = connect_sql(&self.url, &name, Some(&self.sockets), CONNECT).await {
+            tracing::info!(source = %self.source.id, %error, "the source is away");
+            let jitter = RandomState::new().hash_one(self.epoch.0) % JITTER_MS;
+            tokio::time::sleep(SOURCE_ENDS + Duration::from_millis(jitter)).await;
+        }
+    }
+}
+
+/// Waits until the server tells its sessions to go; an end of this one for other reasons says nothing.
+async fn server_leaves(sql: &SqlConnection) {
+    if !LEAVING.contains(&sql.said_goodbye().await) {
+        std::future::pending::<()>().await;
     }
 }
 

@@ -1,15 +1,19 @@
 //! The source's slot: found, freed of our own older epochs, created when missing, made again when lost (R-ENG-8).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use aura_domain::{Epoch, Lsn, Relation};
+use aura_domain::{Condition, Epoch, Lsn, Relation};
 use aura_pgsource::{
-    Plugin, ReplicationConnection, SqlConnection, SystemIdentity, connect_sql, ladder, publication, slot,
+    Plugin, ReplicationConnection, SqlConnection, SystemIdentity, connect_sql,
+    ladder::{self, Freed, Target},
+    publication, slot,
 };
-use aura_store::Plugin as Wanted;
-use tokio::time::timeout;
+use aura_store::{NewGap, Plugin as Wanted, SlotRecreate};
+use aura_wire::GapReason;
+use tokio::time::sleep;
 
-use super::{Engine, error::EngineError, session::CONNECT};
+use super::{Engine, error::EngineError, gaps, session::CONNECT};
+use crate::states::Observed;
 
 /// A slot that can be streamed from.
 #[derive(Debug)]
@@ -17,10 +21,18 @@ pub(super) struct ReadySlot {
     pub(super) plugin: Plugin,
     /// What the server will not send again.
     pub(super) confirmed: Lsn,
+    /// It was made just now in place of one that had been used.
+    pub(super) replaced: bool,
 }
 
-/// Creating a slot waits for transactions that are open; a try is given up after this, shown, and made again.
-const CREATE_PATIENCE: Duration = Duration::from_secs(10);
+/// Creating a slot waits for transactions that are open. Usually there are none: only after this is anything shown.
+const UNUSUAL: Duration = Duration::from_millis(500);
+/// Then they are looked at this often.
+const LOOK: Duration = Duration::from_secs(2);
+/// Limit of freeing the slot from an older epoch.
+const FREE: Duration = Duration::from_millis(4500);
+/// R-ENG-8: what is lost again and again is lost for a reason, and a loop would hide it.
+const PER_HOUR: i64 = 3;
 
 impl Engine {
     /// See the module.
@@ -31,65 +43,123 @@ impl Engine {
         identity: &SystemIdentity,
     ) -> Result<ReadySlot, EngineError> {
         let name = &self.source.slot_name;
-        let older = ladder::Target { slot: name, source: self.source.id, up_to: Epoch(self.epoch.0 - 1) };
-        if let Some(ended) = ladder::climb(sql, older, Duration::from_secs(5)).await.ended {
-            tracing::warn!(source = %self.source.id, pid = ended.pid, "ended a walsender of an older epoch");
-        }
-        match slot::status(sql, name).await? {
-            Some(status) if status.is_lost() => {
-                tracing::error!(source = %self.source.id, slot = %name, "the slot is lost, making it again");
-                metrics::counter!("cdc_slot_recreated_total").increment(1);
-                self.leave_generation(identity).await?;
-                connection.drop_slot(name).await?;
-                self.create_slot(connection).await
+        self.end_older(sql).await;
+        let status = slot::status(sql, name).await?;
+        let row = self.deps.store.engine(self.source.id).await?;
+        let asked = row.as_ref().is_some_and(|engine| engine.recreate_slot);
+        let generation = row.map(|engine| engine.generation);
+        let entered = self.deps.store.position(self.source.id).await?.map(|(generation, _)| generation);
+        // A position of this generation says that there was a slot.
+        let used = entered.is_some() && entered == generation;
+        match status {
+            Some(status) if !is_useless(&status) => {
+                if asked {
+                    self.deps.store.new_slot_made(self.source.id, self.epoch).await?;
+                }
+                self.existing(sql, &status).await
             }
-            Some(status) => self.existing(&status),
-            None => {
-                self.leave_generation(identity).await?;
-                self.create_slot(connection).await
+            None if !used => self.create_slot(connection, sql).await,
+            status => {
+                let what = if status.is_some() { "lost" } else { "missing" };
+                if !asked {
+                    self.may_replace(what).await?;
+                }
+                self.replace(what, connection, sql, identity, status.is_some()).await
             }
         }
     }
 
-    /// Before a slot is made where there was one: positions of the old one mean nothing in the new one. Raised first, so
-    /// that a crash in between leaves a generation without a position, which is announced as a gap (R-LSN-6).
-    async fn leave_generation(&self, identity: &SystemIdentity) -> Result<(), EngineError> {
-        let entered = self.deps.store.position(self.source.id).await?.map(|(generation, _)| generation);
-        let now = self.deps.store.engine(self.source.id).await?.map(|engine| engine.generation);
-        if entered.is_some() && entered == now {
-            self.generation(identity, true).await?;
+    /// R-ENG-7 Z6: a walsender of ours with an older epoch, and sessions of ours that are left over.
+    pub(super) async fn end_older(&self, sql: &SqlConnection) {
+        let up_to = Epoch(self.epoch.0 - 1);
+        let target = Target { slot: &self.source.slot_name, source: self.source.id, up_to };
+        let climb = ladder::climb(sql, target, FREE).await;
+        if let Some(ended) = climb.ended {
+            metrics::counter!("cdc_zombies_freed_total").increment(1);
+            tracing::warn!(source = %self.source.id, pid = ended.pid, name = %ended.application_name,
+                "ended a walsender of an older epoch");
+        }
+        if let Freed::Unknown(error) = climb.freed {
+            tracing::warn!(source = %self.source.id, %error, "can't look for older epochs");
+        }
+    }
+
+    /// Whether the slot may be made again without being asked.
+    async fn may_replace(&self, what: &'static str) -> Result<(), EngineError> {
+        if self.source.slot_recreate == SlotRecreate::Manual {
+            return Err(EngineError::SlotLost { what, why: "slot_recreate is manual" });
+        }
+        if self.deps.store.slots_recreated(self.source.id).await? >= PER_HOUR {
+            return Err(EngineError::SlotLost { what, why: "it was made again three times within an hour" });
         }
         Ok(())
     }
 
-    fn existing(&self, status: &slot::SlotStatus) -> Result<ReadySlot, EngineError> {
+    /// Positions of the old slot mean nothing in the new one. Recorded first, so that tries that fail count; the generation
+    /// is raised before anything is dropped, so that a crash in between leaves one without a position, which is announced.
+    async fn replace(
+        &self,
+        what: &'static str,
+        connection: &mut ReplicationConnection,
+        sql: &SqlConnection,
+        identity: &SystemIdentity,
+        exists: bool,
+    ) -> Result<ReadySlot, EngineError> {
+        let (store, source, name) = (&self.deps.store, self.source.id, &self.source.slot_name);
+        tracing::error!(%source, slot = %name, "the slot is {what}, making it again");
+        let reason = gaps::word(GapReason::SlotRecreated);
+        store.record_gap(self.epoch, NewGap { source, project: None, from: None, to: None, reason: &reason }).await?;
+        self.generation(identity, true).await?;
+        if exists {
+            connection.drop_slot(name).await?;
+        }
+        let made = self.create_slot(connection, sql).await?;
+        metrics::counter!("cdc_slot_recreated_total").increment(1);
+        store.new_slot_made(source, self.epoch).await?;
+        Ok(ReadySlot { replaced: true, ..made })
+    }
+
+    async fn existing(&self, sql: &SqlConnection, status: &slot::SlotStatus) -> Result<ReadySlot, EngineError> {
         if status.database != self.url.database() {
             return Err(EngineError::SlotOfOtherDatabase(status.database.clone()));
         }
-        let ours = |holder: &&slot::SlotHolder| {
-            slot::epoch_of(&holder.application_name, self.source.id).is_none_or(|epoch| epoch != self.epoch)
-        };
-        if let Some(holder) = status.holder.as_ref().filter(|_| status.active).filter(ours) {
-            return Err(EngineError::SlotInUse { pid: holder.pid, name: holder.application_name.clone() });
+        let holder = status.holder.as_ref().filter(|_| status.active);
+        let is_ours =
+            |holder: &slot::SlotHolder| slot::epoch_of(&holder.application_name, self.source.id) == Some(self.epoch);
+        match holder {
+            Some(holder) if !is_ours(holder) => {
+                return Err(EngineError::SlotInUse { pid: holder.pid, name: holder.application_name.clone() });
+            }
+            // Ours, cut off while it was making the slot: it would wait on, and its slot never be finished.
+            Some(holder) if status.confirmed_flush.is_none() => {
+                slot::terminate(sql, &self.source.slot_name, holder, CONNECT).await?;
+                return Err(EngineError::SlotHalfMade);
+            }
+            // Our own last stream, about to go.
+            _ => {}
         }
         let plugin = if status.plugin == Plugin::Wal2json.library() { Plugin::Wal2json } else { Plugin::PgOutput };
-        Ok(ReadySlot { plugin, confirmed: status.confirmed_flush.unwrap_or(Lsn::ZERO) })
+        Ok(ReadySlot { plugin, confirmed: status.confirmed_flush.unwrap_or(Lsn::ZERO), replaced: false })
     }
 
-    async fn create_slot(&self, connection: &mut ReplicationConnection) -> Result<ReadySlot, EngineError> {
+    async fn create_slot(
+        &self,
+        connection: &mut ReplicationConnection,
+        sql: &SqlConnection,
+    ) -> Result<ReadySlot, EngineError> {
         let name = &self.source.slot_name;
         let first = if self.source.plugin == Wanted::PgOutput { Plugin::PgOutput } else { Plugin::Wal2json };
-        let created = match self.try_create(connection, first).await {
+        let created = match self.try_create(connection, sql, first).await {
             Err(EngineError::PluginMissing) if self.source.plugin == Wanted::Auto => {
                 // With what to do about it.
                 tracing::warn!(source = %self.source.id, "using pgoutput: {}", EngineError::PluginMissing);
-                self.try_create(connection, Plugin::PgOutput).await.map(|lsn| (Plugin::PgOutput, lsn))
+                self.try_create(connection, sql, Plugin::PgOutput).await.map(|lsn| (Plugin::PgOutput, lsn))
             }
             other => other.map(|lsn| (first, lsn)),
         };
         let (plugin, confirmed) = created?;
         tracing::info!(source = %self.source.id, slot = %name, plugin = plugin.library(), "slot created");
-        Ok(ReadySlot { plugin, confirmed })
+        Ok(ReadySlot { plugin, confirmed, replaced: false })
     }
 
     /// pgoutput's filter. Answers the position from which on it holds: a change of a publication takes effect there.
@@ -104,16 +174,49 @@ impl Engine {
         Ok((name, slot::wal_end(&admin).await?))
     }
 
-    async fn try_create(&self, connection: &mut ReplicationConnection, plugin: Plugin) -> Result<Lsn, EngineError> {
+    async fn try_create(
+        &self,
+        connection: &mut ReplicationConnection,
+        sql: &SqlConnection,
+        plugin: Plugin,
+    ) -> Result<Lsn, EngineError> {
         if plugin == Plugin::PgOutput {
             // pgoutput looks its publication up as of the record that it decodes.
             self.sync_publication(&[]).await?;
         }
-        match timeout(CREATE_PATIENCE, connection.create_slot(&self.source.slot_name, plugin)).await {
-            Ok(Ok(lsn)) => Ok(lsn),
-            Ok(Err(error)) if error.is_plugin_unavailable() => Err(EngineError::PluginMissing),
-            Ok(Err(error)) => Err(error.into()),
-            Err(_) => Err(EngineError::WaitingForTransactions),
+        let creating = connection.create_slot(&self.source.slot_name, plugin);
+        let created = tokio::select! {
+            created = creating => created,
+            never = self.show_blockers(sql) => match never {},
+        };
+        self.conditions.clear(Condition::WaitingForTransactions);
+        match created {
+            Ok(lsn) => Ok(lsn),
+            Err(error) if error.is_plugin_unavailable() => Err(EngineError::PluginMissing),
+            Err(error) => Err(error.into()),
         }
     }
+
+    /// Shows who holds up the creation, for as long as it is polled.
+    async fn show_blockers(&self, sql: &SqlConnection) -> std::convert::Infallible {
+        sleep(UNUSUAL).await;
+        let began = Instant::now();
+        loop {
+            let detail = match slot::open_transactions(sql).await {
+                Ok(open) => open.join(", "),
+                Err(error) => format!("can't be read: {error}"),
+            };
+            let seconds = began.elapsed().as_secs();
+            tracing::info!(source = %self.source.id, seconds, transactions = %detail, "creating the slot waits for transactions");
+            self.conditions.set(Condition::WaitingForTransactions, Some(detail.clone()));
+            let code = Some("waiting_for_transactions");
+            self.observe(Observed { state: aura_domain::EngineState::Starting, code, detail: Some(detail) });
+            sleep(LOOK).await;
+        }
+    }
+}
+
+/// Lost, or ahead of the server: it would pass over what is written from now on (control-plane.md, finding 9).
+fn is_useless(status: &slot::SlotStatus) -> bool {
+    status.is_lost() || status.confirmed_flush.is_some_and(|confirmed| confirmed > status.wal_end)
 }

@@ -17,6 +17,7 @@ pub(crate) struct Vitals {
     received: AtomicU64,
     resolved: AtomicU64,
     sent: AtomicU64,
+    server_end: AtomicU64,
     shards: Vec<Tally>,
     /// Cut: nothing more is published and no status sent.
     cut: AtomicBool,
@@ -44,6 +45,7 @@ impl Vitals {
             received: AtomicU64::new(0),
             resolved: AtomicU64::new(0),
             sent: AtomicU64::new(0),
+            server_end: AtomicU64::new(0),
             shards: (0..shards).map(|_| Tally::default()).collect(),
             cut: AtomicBool::new(false),
         }
@@ -78,6 +80,15 @@ impl Vitals {
         Lsn(self.resolved.load(Ordering::Acquire))
     }
 
+    /// End of the server's log, when it was last asked.
+    pub(crate) fn server_end(&self) -> Lsn {
+        Lsn(self.server_end.load(Ordering::Acquire))
+    }
+
+    pub(super) fn note_server_end(&self, lsn: Lsn) {
+        self.server_end.store(lsn.0, Ordering::Release);
+    }
+
     /// Last flush position sent.
     pub(crate) fn sent(&self) -> Lsn {
         Lsn(self.sent.load(Ordering::Acquire))
@@ -98,7 +109,6 @@ impl Vitals {
     }
 
     /// The loss was announced.
-    #[cfg_attr(not(test), expect(dead_code, reason = "rows that are given up are counted with the flow machines"))]
     pub(crate) fn skipped(&self, shard: usize, rows: usize) {
         self.count(shard, |tally| &tally.skipped, rows);
     }

@@ -1,0 +1,207 @@
+//! Losses that must be told (G8): each waits here until the bus has taken its announcement, however long the bus is away.
+//! Until then the rows concerned hold the confirmed position back, and a new generation isn't entered, so that whoever
+//! comes after a crash meets them again.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use aura_bus::{BusError, Headers, Message, Subject};
+use aura_domain::{Position, ProjectId};
+use aura_flow::RowClaim;
+use aura_store::{NewGap, Store, StoreError};
+use aura_wire::{GapEnvelope, GapReason};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::vitals::Vitals;
+use crate::subs::control::Control;
+
+/// First and longest pause between two tries to publish.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// A message that the bus refuses for what it is, and not for a fault of the moment, is refused again.
+const REFUSALS: u32 = 5;
+
+/// A loss.
+#[derive(Debug)]
+pub(super) struct Loss {
+    pub(super) project: ProjectId,
+    pub(super) reason: GapReason,
+    /// The client's schema and table; `None` = all of the project.
+    pub(super) table: Option<[String; 2]>,
+    /// First and last position; unknown = everything up to now.
+    pub(super) range: Option<(Position, Position)>,
+    /// Rows that are acknowledged once it is announced, and their shards.
+    pub(super) claims: Vec<(usize, RowClaim)>,
+    /// Nothing of the new generation is remembered before it is announced.
+    pub(super) opens_generation: bool,
+}
+
+/// Losses that are still to be announced.
+#[derive(Debug, Default)]
+pub(super) struct Gaps {
+    pending: Mutex<VecDeque<Loss>>,
+    changed: Notify,
+}
+
+impl Gaps {
+    /// Never waits. One more of the same kind joins the one that waits.
+    pub(super) fn add(&self, loss: Loss) {
+        let mut pending = self.lock();
+        // The first one may be on its way to the bus.
+        let same = |known: &&mut Loss| known.covers(&loss);
+        match pending.iter_mut().skip(1).find(same) {
+            Some(known) => known.join(loss),
+            None => pending.push_back(loss),
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Whether the present generation's gap is announced.
+    pub(super) fn generation_is_open(&self) -> bool {
+        !self.lock().iter().any(|loss| loss.opens_generation)
+    }
+
+    fn front(&self, control: &Control) -> Option<Message> {
+        self.lock().front().map(|loss| loss.message(control))
+    }
+
+    fn done(&self, vitals: &Vitals) -> Option<Loss> {
+        let mut loss = self.lock().pop_front()?;
+        for (shard, claim) in loss.claims.drain(..) {
+            vitals.skipped(shard, 1);
+            claim.ack();
+        }
+        self.changed.notify_waiters();
+        Some(loss)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Loss>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the present generation's gap is announced.
+    pub(super) async fn generation_opened(&self) {
+        loop {
+            let changed = self.changed.notified();
+            if self.generation_is_open() {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+impl Loss {
+    /// A loss of unknown extent.
+    pub(super) fn up_to_now(project: ProjectId, reason: GapReason, table: Option<[String; 2]>) -> Self {
+        Self { project, reason, table, range: None, claims: Vec::new(), opens_generation: false }
+    }
+
+    fn covers(&self, other: &Self) -> bool {
+        let unknown = self.range.is_none() && other.range.is_none();
+        unknown && (self.project, self.reason, &self.table) == (other.project, other.reason, &other.table)
+    }
+
+    fn join(&mut self, other: Self) {
+        self.claims.extend(other.claims);
+        self.opens_generation |= other.opens_generation;
+    }
+
+    fn message(&self, control: &Control) -> Message {
+        let (source, epoch, project) = (control.source, control.epoch, self.project);
+        let gap = GapEnvelope {
+            v: 1,
+            project,
+            source,
+            from: self.range.map(|(from, _)| from),
+            to: self.range.map(|(_, to)| to),
+            reason: self.reason,
+            tables: self.table.clone().map(|table| vec![table]),
+            sub_ids: None,
+        };
+        let mut message = Message::new(Subject::gap(project), gap.encode());
+        message.headers = Headers { origin: Some(control.origin.clone()), source: Some(source), epoch: Some(epoch) };
+        message
+    }
+}
+
+/// The gap's word, as clients and operators see it.
+pub(super) fn word(reason: GapReason) -> String {
+    serde_json::to_value(reason).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// The task that announces and records.
+pub(super) struct Announcer {
+    pub(super) gaps: Arc<Gaps>,
+    pub(super) control: Arc<Control>,
+    pub(super) vitals: Arc<Vitals>,
+    pub(super) acked: Arc<Notify>,
+    pub(super) store: Store,
+    pub(super) stop: CancellationToken,
+}
+
+impl Announcer {
+    /// Runs until `stop`.
+    pub(super) async fn run(self) {
+        let stop = self.stop.clone();
+        stop.run_until_cancelled(self.announce()).await;
+    }
+
+    async fn announce(&self) {
+        loop {
+            let added = self.gaps.changed.notified();
+            let Some(message) = self.gaps.front(&self.control) else {
+                added.await;
+                continue;
+            };
+            self.publish(message).await;
+            if let Some(loss) = self.gaps.done(&self.vitals) {
+                self.acked.notify_one();
+                self.record(&loss).await;
+            }
+        }
+    }
+
+    /// Until the bus has it.
+    async fn publish(&self, message: Message) {
+        let (mut pause, longest) = PAUSE;
+        let (mut failed, mut refusals) = (false, 0);
+        let batch = [message];
+        loop {
+            self.control.await_fronts(failed).await;
+            match self.control.bus.publish_batch(&batch).await {
+                Ok(()) => return,
+                Err(BusError::Refused(reason)) if refusals >= REFUSALS => {
+                    tracing::error!(source = %self.control.source, %reason, "the bus refuses to announce a gap");
+                    metrics::counter!("cdc_gaps_unannounced_total").increment(1);
+                    return;
+                }
+                Err(error) => {
+                    refusals += u32::from(matches!(error, BusError::Refused(_)));
+                    tracing::warn!(source = %self.control.source, %error, "gap not announced, trying again");
+                    failed = true;
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
+    }
+
+    /// For operators; the clients know already. A generation's is recorded when it is entered.
+    async fn record(&self, loss: &Loss) {
+        if loss.opens_generation {
+            return;
+        }
+        let (source, epoch) = (self.control.source, self.control.epoch);
+        let (from, to) = loss.range.unzip();
+        let reason = word(loss.reason);
+        let gap = NewGap { source, project: Some(loss.project), from, to, reason: &reason };
+        match self.store.record_gap(epoch, gap).await {
+            Ok(()) | Err(StoreError::Fenced) => {}
+            Err(error) => tracing::warn!(%source, %error, "gap not recorded"),
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Looks at the slot on a connection of its own, whatever the stream does: how much log the server still keeps (R-FB-6),
+//! and who holds the slot without doing any work (R-ENG-7).
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use aura_domain::{Condition, EngineState, SlotLive};
+use aura_pgsource::{
+    SourceError, SqlConnection, connect_sql,
+    ladder::zombie_reason,
+    slot::{self, SlotHolder, SlotStatus},
+};
+
+use super::{
+    Engine,
+    session::CONNECT,
+    zombie::{self, Look, Rule},
+};
+use crate::states::Observed;
+
+/// R-ENG-7, R-FB-6.
+const PERIOD: Duration = Duration::from_secs(10);
+/// Below this share of `max_slot_wal_keep_size` the slot is at risk (R-FB-6).
+const AT_RISK: f64 = 0.25;
+
+/// See the module; one per run.
+pub(super) struct Lookout {
+    engine: Arc<Engine>,
+    sql: Option<SqlConnection>,
+    /// Of the process that holds the slot now.
+    first: Option<(Look, Instant)>,
+}
+
+impl Lookout {
+    pub(super) fn new(engine: Arc<Engine>) -> Self {
+        Self { engine, sql: None, first: None }
+    }
+
+    /// Runs until the engine ends.
+    pub(super) async fn run(mut self) {
+        let halt = self.engine.halt.clone();
+        let looking = async {
+            loop {
+                if let Err(error) = self.look().await {
+                    tracing::debug!(source = %self.engine.source.id, %error, "can't look at the slot");
+                    self.sql = None;
+                }
+                tokio::select! {
+                    () = tokio::time::sleep(PERIOD) => {}
+                    () = self.engine.look.notified() => {}
+                }
+            }
+        };
+        halt.run_until_cancelled(looking).await;
+    }
+
+    async fn look(&mut self) -> Result<(), SourceError> {
+        let engine = Arc::clone(&self.engine);
+        let sql = match self.sql.take().filter(|sql| !sql.is_closed()) {
+            Some(sql) => sql,
+            None => connect_sql(&engine.url, &engine.application_name(), Some(&engine.sockets), CONNECT).await?,
+        };
+        let status = slot::status(&sql, &engine.source.slot_name).await?;
+        let limit = slot::keep_size(&sql).await?;
+        self.guard(status.as_ref(), limit);
+        match status.as_ref().and_then(|status| status.holder.as_ref().map(|holder| (status, holder))) {
+            Some((status, holder)) => self.judge(&sql, status, holder).await?,
+            None => self.first = None,
+        }
+        self.sql = Some(sql);
+        Ok(())
+    }
+
+    /// R-FB-6: how long the server can still wait for us.
+    fn guard(&self, status: Option<&SlotStatus>, limit: Option<u64>) {
+        let engine = &self.engine;
+        let live = SlotLive {
+            wal_status: status.and_then(|status| status.wal_status.clone()),
+            safe_wal_bytes: status.and_then(|status| status.safe_wal_size),
+            active_pid: status.and_then(|status| status.holder.as_ref()).map(|holder| holder.pid),
+            retained_bytes: status.and_then(|status| Some(status.wal_end.0.saturating_sub(status.restart?.0))),
+        };
+        if let Some(status) = status {
+            engine.vitals.note_server_end(status.wal_end);
+        }
+        if let Some(bytes) = live.safe_wal_bytes {
+            metrics::gauge!("cdc_slot_safe_wal_bytes", "source" => engine.source.id.to_string()).set(bytes as f64);
+        }
+        let line = limit.map(|limit| limit as f64 * AT_RISK);
+        let short = live.safe_wal_bytes.zip(line).is_some_and(|(safe, line)| (safe as f64) < line);
+        let at_risk = short || live.wal_status.as_deref() == Some("unreserved");
+        let detail = live.safe_wal_bytes.map(|bytes| format!("{bytes} bytes until it may be lost"));
+        if at_risk && !engine.at_risk.send_replace(at_risk) {
+            tracing::error!(source = %engine.source.id, detail, "the slot is at risk, the slowest projects are skipped");
+        }
+        engine.at_risk.send_replace(at_risk);
+        engine.conditions.put(Condition::SlotAtRisk, at_risk, detail);
+        if status.is_some_and(SlotStatus::is_lost) {
+            // Whoever waits for the server needn't.
+            engine.new_slot.notify_one();
+        }
+        engine.deps.board.update(engine.source.id, &engine.source.name, |status| status.live.slot = live);
+    }
+
+    /// R-ENG-7. An older epoch of ours is ended when a session begins, and another one can't stream before that.
+    async fn judge(
+        &mut self,
+        sql: &SqlConnection,
+        status: &SlotStatus,
+        holder: &SlotHolder,
+    ) -> Result<(), SourceError> {
+        let Some(sender) = slot::sender(sql, holder.pid).await? else { return Ok(()) };
+        let (now, at) = (Look::new(status, &sender), Instant::now());
+        let (first, since) =
+            self.first.take().filter(|(first, _)| first.pid == now.pid).unwrap_or_else(|| (now.clone(), at));
+        let ours = slot::epoch_of(&holder.application_name, self.engine.source.id) == Some(self.engine.epoch);
+        let patience = self.engine.deps.settings.zombie_after;
+        match zombie::verdict(&first, &now, at - since, patience, ours && self.engine.is_excused()) {
+            Some(rule) => self.found(rule, holder, ours),
+            // Whatever moved: from here on anew.
+            None if first.moved_to(&now) || at - since > patience => self.first = Some((now, at)),
+            None => self.first = Some((first, since)),
+        }
+        Ok(())
+    }
+
+    fn found(&self, rule: Rule, holder: &SlotHolder, ours: bool) {
+        let engine = &self.engine;
+        let reason = zombie_reason(&engine.source.slot_name, holder);
+        tracing::error!(source = %engine.source.id, rule = rule.as_str(), ours, %reason, "a zombie holds the slot");
+        metrics::counter!("cdc_zombies_found_total", "rule" => rule.as_str()).increment(1);
+        if ours {
+            engine.conditions.set(Condition::Stalled, Some(format!("{}: {reason}", rule.as_str())));
+            engine.sockets.shutdown_all();
+            engine.hung.cancel();
+        } else {
+            let code = Some("slot_in_use_by_other");
+            engine.observe(Observed { state: EngineState::Zombie, code, detail: Some(reason) });
+        }
+    }
+}
+
+impl Engine {
+    /// Says itself why nothing moves.
+    fn is_excused(&self) -> bool {
+        let paused = self.deps.board.one(self.source.id).is_some_and(|status| status.live.flow.paused_since.is_some());
+        paused || !self.deps.bus.state().borrow().connected
+    }
+}
