@@ -17,7 +17,7 @@ pub use client::{Client, Kind};
 pub use curl::{Answer, curl};
 pub use jwt::sign;
 pub use ledger::{Audit, Ledger, Writer};
-pub use scene::Scene;
+pub use scene::{QUOTA, Scene, peak};
 pub use socket::{Announcement, Arrival, At, Seen, Subscriber};
 pub use split::{SLOT, Split, SplitOptions, Worker};
 pub use stage::{Dev, Directory, Project, now};

@@ -7,6 +7,16 @@ use tokio_postgres::Client as Sql;
 
 use crate::{Audit, Ledger, PATIENCE, Project, Split, SplitOptions, Subscriber, Writer};
 
+/// An engine's default share of the memory quota: 256 MiB for 8 engines.
+pub const QUOTA: u64 = 32 << 20;
+
+/// Most memory that a process has had, in bytes.
+pub fn peak(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+    Ok(line.trim().trim_end_matches(" kB").trim().parse::<u64>()? << 10)
+}
+
 /// See the module.
 pub struct Scene {
     /// Everything running.

@@ -5,10 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use aura_testkit::Signal;
 
-use system_tests::{PATIENCE, Scene, SplitOptions};
+use system_tests::{PATIENCE, QUOTA, Scene, SplitOptions, peak};
 
-/// An engine's default share of the memory quota: 256 MiB for 8 engines.
-const QUOTA: u64 = 32 << 20;
 /// Of 8 KB: ten times the quota, counted as it counts, the text twice and something for the row.
 const ROWS: i64 = 21_000;
 
@@ -19,13 +17,6 @@ async fn commit(scene: &mut Scene) -> Result<()> {
     scene.ballast(ROWS).await?;
     scene.insert(100).await?;
     Ok(scene.sql.batch_execute("commit").await?)
-}
-
-/// Most memory that a process has had, in bytes.
-fn peak(pid: u32) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
-    Ok(line.trim().trim_end_matches(" kB").trim().parse::<u64>()? << 10)
 }
 
 #[tokio::test]

@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use aura_testkit::eventually;
 use serde_json::{Value, json};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_postgres::Client as Sql;
 use tokio_util::sync::CancellationToken;
 
-use system_tests::{Client, Dev, Kind, PATIENCE, Split};
+use system_tests::{Client, Dev, Kind, Ledger, PATIENCE, Scene, Split, SplitOptions, Subscriber};
 
 /// Inserts at a rate until stopped; `committed` is the last id whose commit was answered.
 async fn write(sql: Sql, table: &str, per_second: u32, committed: &AtomicI64, stop: CancellationToken) -> Result<()> {
@@ -35,7 +35,7 @@ fn ids(changes: &[Value]) -> Vec<i64> {
 }
 
 #[tokio::test]
-async fn r_hole_2_no_row_is_missing_after_the_answer_of_a_put_under_load() -> Result<()> {
+async fn p3_09_r_hole_2_no_row_is_missing_after_the_answer_of_a_put_under_load() -> Result<()> {
     let dev = Dev::start(&[]).await?;
     let project = dev.demo()?;
     let sql = project.sql().await?;
@@ -136,4 +136,28 @@ async fn g1_a_killed_worker_loses_no_committed_row_and_keeps_their_order() -> Re
         highest = highest.max(id);
     }
     Ok(())
+}
+
+/// G4, R-SH-3, R-RLS-6: a policy that hangs holds up its own project, and not for long.
+#[tokio::test]
+async fn p3_08_a_policy_that_sleeps_a_minute_holds_up_nobody_else_and_is_passed() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default()).await?;
+    let sleepy = scene.split.project("sleepy").await?;
+    sleepy.table("events").await?;
+    let sql = sleepy.sql().await?;
+    sql.batch_execute("alter table events enable row level security; create policy slow on events for select using (pg_sleep(60) is not null)").await?;
+    let watcher = Subscriber::start(&sleepy, "events").await?;
+    let mut account = Ledger::default();
+    for _ in 0..10 {
+        account.insert(&sql, "events", 10, 0).await?;
+        scene.insert(10).await?;
+    }
+    let end = scene.slot.log_end().await?;
+    // Long before anybody gives the policy up.
+    scene.subscriber.wait_within(scene.ledger.last(), Duration::from_secs(2)).await?;
+    let passed = scene.slot.wait(PATIENCE, |state| state.is_some_and(|state| state.confirmed >= Some(end))).await;
+    passed.with_context(|| scene.split.logs())?;
+    let audit = account.audit(&watcher.seen())?;
+    assert_eq!((audit.arrived, audit.announced), (0, 100), "{audit:?}");
+    scene.all_arrive_without_a_gap().await
 }

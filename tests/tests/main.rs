@@ -12,6 +12,7 @@ mod load;
 mod names;
 mod pause;
 mod plugin;
+mod pool;
 mod rivals;
 mod serve;
 mod shutdown;

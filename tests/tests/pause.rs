@@ -1,11 +1,11 @@
-//! A bus that takes nothing: the worker stops reading, keeps its slot, loses nothing and goes on by itself.
+//! A bus that takes nothing, or not everything: the worker stops reading, keeps its slot, loses nothing and goes on by itself.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use aura_testkit::{Signal, eventually};
+use aura_testkit::{Flow, Signal, eventually};
 
-use system_tests::{BusTap, PATIENCE, Scene, SplitOptions};
+use system_tests::{BusTap, Ledger, PATIENCE, QUOTA, Scene, SplitOptions, Subscriber, Writer, peak};
 
 /// Of 8 KB: more than an engine's default share of the memory quota holds (32 MiB).
 const BALLAST: i64 = 2500;
@@ -141,4 +141,72 @@ async fn peers_5_2_nothing_is_confirmed_while_the_consumer_is_blocked() -> Resul
     scene.split.nats.resume()?;
     scene.split.start_worker()?;
     scene.all_arrive().await.map(drop)
+}
+
+/// R-ACK-1: the receipt of a batch counts only on the connection on which the whole batch went.
+#[tokio::test]
+async fn scene_h_a_connection_reset_in_mid_batch_gives_no_false_receipt() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default().bus_proxy()).await?;
+    let writer = scene.write(500);
+    for _ in 0..5 {
+        writer.more(100).await?;
+        scene.bus_proxy()?.set(Flow::Reset);
+        writer.more(20).await?;
+        scene.bus_proxy()?.set(Flow::Open);
+    }
+    writer.more(100).await?;
+    scene.stop_writing(writer).await?;
+    // The front has a connection of its own, which was never lost.
+    scene.all_arrive_without_a_gap().await
+}
+
+/// R-ACK-1: a message that the server refuses was not received, whatever came back behind it.
+#[tokio::test]
+async fn scene_h_a_refused_publish_gives_no_false_receipt() -> Result<()> {
+    let mut scene =
+        Scene::start(SplitOptions::default().worker_refused(&["aura.realtime.*.changes.*.refused"])).await?;
+    scene.project.table("refused").await?;
+    let (watcher, mut account) = (Subscriber::start(&scene.project, "refused").await?, Ledger::default());
+    scene.insert(10).await?;
+    scene.all_arrive().await?;
+    account.insert(&scene.sql, "refused", 10, 0).await?;
+    let told = eventually(PATIENCE, || async { !watcher.seen().gaps.is_empty() }).await;
+    told.with_context(|| scene.split.logs())?;
+    let audit = account.audit(&watcher.seen())?;
+    assert_eq!((audit.arrived, audit.announced), (0, 10), "{audit:?}");
+    scene.insert(10).await?;
+    scene.all_arrive().await?;
+    scene.confirmed().await.map(drop)
+}
+
+/// A minute without the bus, under load.
+#[tokio::test]
+async fn scene_h_a_minute_without_the_bus_costs_no_memory_and_no_row() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default()).await?;
+    let mut others = Vec::new();
+    for _ in 0..4 {
+        others.push(Subscriber::start(&scene.project, "events").await?);
+    }
+    let (writer, ballast) = (scene.write(50), Writer::start_wide(&scene.project, "ballast", 100, 8000));
+    writer.more(50).await?;
+    let worker = scene.split.worker.process.pid();
+    let before = peak(worker)?;
+    let away = tokio::time::Instant::now() + Duration::from_secs(60);
+    scene.split.nats.kill().await?;
+    eventually(Duration::from_secs(55), || is_paused(&scene)).await?;
+    tokio::time::sleep_until(away).await;
+    let grown = peak(worker)? - before;
+    assert!(grown < QUOTA + (64 << 20), "{grown} bytes more than before");
+    scene.split.nats.start_again().await?;
+    writer.more(100).await?;
+    ballast.stop().await?;
+    scene.stop_writing(writer).await?;
+    scene.arrives().await?;
+    for other in others {
+        other.wait(scene.ledger.last()).await?;
+        scene.ledger.audit(&other.seen())?;
+    }
+    scene.confirmed().await?;
+    assert!(!is_paused(&scene).await);
+    Ok(())
 }
