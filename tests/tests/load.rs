@@ -157,6 +157,8 @@ async fn p3_08_a_policy_that_sleeps_a_minute_holds_up_nobody_else_and_is_passed(
     scene.subscriber.wait_within(scene.ledger.last(), Duration::from_secs(2)).await?;
     let passed = scene.slot.wait(PATIENCE, |state| state.is_some_and(|state| state.confirmed >= Some(end))).await;
     passed.with_context(|| scene.split.logs())?;
+    // The last announcement may still be on its way to the client.
+    eventually(PATIENCE, || async { account.audit(&watcher.seen()).is_ok() }).await?;
     let audit = account.audit(&watcher.seen())?;
     assert_eq!((audit.arrived, audit.announced), (0, 100), "{audit:?}");
     scene.all_arrive_without_a_gap().await
