@@ -26,6 +26,35 @@ fn the_committed_openapi_document_is_fresh() -> Result<()> {
     Ok(())
 }
 
+/// The page about engines: what is written by hand around the tables of the type.
+fn engine_states() -> String {
+    format!(
+        "# States of an engine\n\n\
+         This page is generated from the type that the programs use (`aura_domain::EngineState`): `make openapi` writes it \
+         anew, and a test fails when it is stale.\n\n\
+         Desired state (`running`, `stopped`) and observed state are stored in the platform database and survive restarts. \
+         Conditions (`paused`, `lagging`, `slot_at_risk`, …) hold besides the state. `stopped` is written only after the slot \
+         was seen inactive.\n\n\
+         ## States, and what may follow\n\n{}\n\
+         A verb *begins* something, *joins* what is under way, finds that it is so *already*, or is *refused* with 409 \
+         [`engine_state_conflict`](errors/engine_state_conflict.md). While a stop or force-close is open, `start` and \
+         `recreate-slot` are refused in any state.\n",
+        // The second table, of verbs, follows the first after an empty line.
+        aura_domain::state_tables().replacen("\n\n", "\n\n## Verbs\n\n", 1)
+    )
+}
+
+#[test]
+fn the_committed_openapi_neighbour_engine_states_is_fresh() -> Result<()> {
+    let page = repository_root().join("docs/engine-states.md");
+    let fresh = engine_states();
+    if std::env::var_os(UPDATE).is_some() {
+        fs::write(&page, &fresh)?;
+    }
+    assert!(fs::read_to_string(page)? == fresh, "docs/engine-states.md is stale: run this test with UPDATE=1");
+    Ok(())
+}
+
 #[test]
 fn the_document_follows_openapi_3_1_and_complete() -> Result<()> {
     let document: Value = serde_json::from_str(&aura_api::document()?)?;
@@ -38,11 +67,29 @@ fn the_document_follows_openapi_3_1_and_complete() -> Result<()> {
             assert!(operation["summary"].is_string(), "{method} {path}");
             if path.starts_with("/v1/") {
                 assert!(operation["security"].is_array(), "{method} {path} says who may");
-                assert!(operation["responses"]["4XX"].is_object(), "{method} {path} says how it fails");
+                let responses = operation["responses"].as_object().unwrap();
+                let all = responses.contains_key("4XX") && responses.contains_key("5XX");
+                assert!(all && responses.keys().any(|status| status.starts_with('2')), "{method} {path}: responses");
+                for (status, response) in responses {
+                    let said = response["description"].as_str().is_some_and(|text| !text.is_empty());
+                    assert!(said && response["content"].is_object(), "{method} {path} {status}");
+                }
+                if let Some(body) = operation.get("requestBody") {
+                    assert!(has_example(&document, body), "{method} {path}: no example of its body");
+                }
             }
         }
     }
     Ok(())
+}
+
+/// Whether a request body has an example, of its own or of its schema.
+fn has_example(document: &Value, body: &Value) -> bool {
+    let content = &body["content"]["application/json"];
+    let reference = |schema: &Value| schema["$ref"].as_str().map(|path| path.trim_start_matches('#').to_owned());
+    let schemas = [&content["schema"]].into_iter().chain(content["schema"]["oneOf"].as_array().into_iter().flatten());
+    let named = schemas.filter_map(reference).filter_map(|path| document.pointer(&path));
+    content.get("example").is_some() || named.into_iter().any(|schema| schema.get("example").is_some())
 }
 
 /// A route without documentation would be one that isn't in this list: the router is built from `routes!` alone, and

@@ -67,6 +67,7 @@ pub(crate) struct CreatedView {
 /// What a project is made from.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"name": "shop"}))]
 pub(crate) struct CreateProject {
     /// Unique, 1 to 100 characters.
     name: String,

@@ -18,6 +18,7 @@ use crate::{
 /// Desired state.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"enabled": true}))]
 pub(crate) struct RealtimeState {
     /// Whether the table's changes are streamed.
     enabled: bool,

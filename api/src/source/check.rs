@@ -15,35 +15,7 @@ pub(crate) struct Checked {
     /// Nothing critical was found.
     ok: bool,
     /// What is not as it should be.
-    findings: Vec<FindingView>,
-}
-
-/// Something that is not as it should be.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Finding)]
-struct FindingView {
-    /// Stable word.
-    #[schema(example = "wal_level")]
-    code: &'static str,
-    /// How bad.
-    severity: SeverityView,
-    /// What was found.
-    #[schema(example = "wal_level = replica")]
-    evidence: String,
-    /// One line that mends it.
-    #[schema(example = "ALTER SYSTEM SET wal_level = logical, then restart PostgreSQL")]
-    fix: String,
-}
-
-/// How bad a finding is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(as = FindingSeverity)]
-#[serde(rename_all = "snake_case")]
-enum SeverityView {
-    /// Works, but should be known.
-    Warning,
-    /// The engine can't or mustn't run.
-    Critical,
+    findings: Vec<Finding>,
 }
 
 /// Looks at a source with both its logins. Changes nothing.
@@ -56,18 +28,7 @@ pub(crate) async fn check(source: &Source) -> Result<Checked> {
         slot: Some(&source.slot_name),
         admin: admin.as_ref(),
     };
-    let findings: Vec<_> = preflight(&url, options).await.into_iter().map(FindingView::from).collect();
-    let ok = findings.iter().all(|finding| finding.severity != SeverityView::Critical);
+    let findings = preflight(&url, options).await;
+    let ok = findings.iter().all(|finding| finding.severity != Severity::Critical);
     Ok(Checked { ok, findings })
-}
-
-impl From<Finding> for FindingView {
-    fn from(finding: Finding) -> Self {
-        let Finding { code, severity, evidence, fix } = finding;
-        let severity = match severity {
-            Severity::Warning => SeverityView::Warning,
-            Severity::Critical => SeverityView::Critical,
-        };
-        Self { code, severity, evidence, fix }
-    }
 }

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use aura_domain::{Epoch, SourceId};
+use aura_domain::{Epoch, Finding, SourceId};
 pub use aura_wire::Subject;
 use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -105,6 +105,11 @@ pub trait Bus: Send + Sync + 'static {
 
     /// Largest payload in bytes that the bus takes.
     fn max_payload(&self) -> usize;
+
+    /// What is not as it should be with the server that is connected (R-ENG-9): `nats_version`, `nats_max_payload`.
+    fn findings(&self) -> Vec<Finding> {
+        Vec::new()
+    }
 }
 
 /// Messages of one [`Bus::subscribe`]. The queue is bounded; what doesn't fit is dropped and counted in

@@ -2,6 +2,7 @@ use std::{sync::Arc, time::Duration};
 
 use async_nats::{Client, HeaderMap, RequestErrorKind, header::HeaderName};
 use async_trait::async_trait;
+use aura_domain::Finding;
 use tokio::{
     sync::{Mutex, watch},
     time::{Instant, timeout, timeout_at},
@@ -224,5 +225,56 @@ impl Bus for NatsBus {
 
     fn max_payload(&self) -> usize {
         self.asking.client().max_payload()
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        let client = self.publishing.client();
+        let (major, minor, patch) = OLDEST;
+        preflight(&client.server_info().version, client.is_server_compatible(major, minor, patch), self.max_payload())
+    }
+}
+
+/// The oldest server that was measured, Debian's.
+const OLDEST: (i64, i64, i64) = (2, 9, 0);
+/// Fronts send their subscriptions in chunks of 256 KiB and an envelope around them.
+const LEAST_PAYLOAD: usize = 320 << 10;
+/// The server's default; a larger row is sent reduced (R-BIG-4).
+const USUAL_PAYLOAD: usize = 1 << 20;
+
+fn preflight(version: &str, is_new_enough: bool, max_payload: usize) -> Vec<Finding> {
+    let mut found = Vec::new();
+    if !is_new_enough {
+        found.push(Finding::warning("nats_version", format!("NATS {version}"), "use nats-server 2.9 or newer"));
+    }
+    let evidence = format!("max_payload is {max_payload} bytes");
+    if max_payload < LEAST_PAYLOAD {
+        let fix = "set max_payload: 1MB in the configuration of nats-server: subscriptions don't fit";
+        found.push(Finding::critical("nats_max_payload", evidence, fix));
+    } else if max_payload < USUAL_PAYLOAD {
+        let fix = "set max_payload: 1MB in the configuration of nats-server: larger rows are sent reduced";
+        found.push(Finding::warning("nats_max_payload", evidence, fix));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use aura_domain::Severity::{Critical, Warning};
+
+    use super::*;
+
+    #[test]
+    fn r_eng_9_an_old_server_and_a_small_payload_are_findings() {
+        let cases = [
+            (true, 1 << 20, vec![]),
+            (false, 1 << 20, vec![("nats_version", Warning)]),
+            (true, 512 << 10, vec![("nats_max_payload", Warning)]),
+            (false, 64 << 10, vec![("nats_version", Warning), ("nats_max_payload", Critical)]),
+        ];
+        for (is_new_enough, max_payload, expected) in cases {
+            let found = preflight("2.8.4", is_new_enough, max_payload);
+            let found: Vec<_> = found.into_iter().map(|finding| (finding.code, finding.severity)).collect();
+            assert_eq!(found, expected);
+        }
     }
 }

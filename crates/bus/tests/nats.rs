@@ -127,6 +127,8 @@ async fn max_payload_is_the_servers() {
     let server = Nats::start_with(ServerOptions::default().line(config)).await.expect("nats-server");
     let bus = connect(&server).await;
     assert_eq!(bus.max_payload(), 65536);
+    let codes: Vec<_> = bus.findings().into_iter().map(|finding| finding.code).collect();
+    assert_eq!(codes, ["nats_max_payload"], "R-ENG-9");
     conformance::a_payload_over_the_limit_is_refused_and_nothing_of_its_batch_sent(bus).await;
 }
 

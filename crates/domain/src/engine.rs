@@ -135,20 +135,20 @@ impl EngineState {
         Verb::ALL.iter().copied().filter(move |verb| self.effect(*verb) != VerbEffect::Refused)
     }
 
-    /// States that may follow. A worker that dies leaves its state behind, so `starting` (of the next one), `force_closing`
-    /// (by the api) and `zombie` may follow any state.
+    /// States that may follow. A worker that dies leaves its state behind, so `starting` (of the next one), `force_closing`,
+    /// `closing` (both by the api) and `zombie` may follow where nothing else does.
     pub fn next(self) -> &'static [Self] {
         use EngineState::{Backoff, Closing, Draining, Failed, ForceClosing, Running, Starting, Stopped, Zombie};
         match self {
             Stopped => &[Starting, ForceClosing, Zombie],
             Starting => &[Starting, Running, Backoff, Draining, Closing, Failed, Stopped, ForceClosing, Zombie],
             Running => &[Starting, Backoff, Draining, Closing, Failed, Stopped, ForceClosing, Zombie],
-            Backoff => &[Starting, Running, Failed, Stopped, ForceClosing, Zombie],
+            Backoff => &[Starting, Running, Closing, Failed, Stopped, ForceClosing, Zombie],
             Draining => &[Starting, Closing, Failed, Stopped, ForceClosing, Zombie],
             Closing => &[Starting, Stopped, Failed, ForceClosing, Zombie],
             ForceClosing => &[Starting, Stopped, Failed, ForceClosing, Zombie],
-            Zombie => &[Starting, Stopped, ForceClosing, Zombie],
-            Failed => &[Starting, Backoff, Running, Stopped, ForceClosing, Zombie],
+            Zombie => &[Starting, Closing, Stopped, ForceClosing, Zombie],
+            Failed => &[Starting, Backoff, Running, Closing, Stopped, ForceClosing, Zombie],
         }
     }
 

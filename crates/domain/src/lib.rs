@@ -2,6 +2,7 @@
 
 mod change;
 mod engine;
+mod finding;
 mod identity;
 mod ids;
 mod lsn;
@@ -16,6 +17,7 @@ pub use change::{Cell, Change, ChangeKind, Image, Relation, Value};
 pub use engine::{
     Condition, Desired, EngineState, LAGGING_BYTES, OnDeadline, OperationKind, Verb, VerbEffect, state_tables,
 };
+pub use finding::{Finding, Severity};
 pub use identity::{Claims, ClaimsError, EventFilter, SubIdKey, SubscriptionSpec};
 pub use ids::{Epoch, FrontId, Generation, ParseIdError, ProjectId, SourceId, SubId, WorkerId};
 pub use lsn::{Lsn, ParseLsnError};

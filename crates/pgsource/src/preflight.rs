@@ -1,38 +1,19 @@
 //! Whether a source has what we need (R-ENG-9). Findings say what is wrong, how we know, and what to do.
+//!
+//! Their codes: `unreachable`, `no_replication_attribute`, `wal_level`, `slot_wal_unbounded`, `no_free_slot`,
+//! `no_free_walsender`, `slot_of_other_database`, `wal2json_missing`, `not_member_of_roles`, `statistics_visible`,
+//! `superuser`, `clock_skew`; of the admin's login `admin_unreachable`, `admin_on_other_server`, `no_create_role`,
+//! `cannot_signal`.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+pub use aura_domain::{Finding, Severity};
 use tokio_postgres::{Client, error::SqlState};
 
 use crate::{SourceError, SourceUrl, SqlConnection, admin::STATISTICS_HIDDEN_SQL, connect_sql};
 
 /// Bounds each step.
 const STEP_LIMIT: Duration = Duration::from_secs(5);
-
-/// Something that is not as it should be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
-    /// Closed set: `unreachable`, `no_replication_attribute`, `wal_level`, `slot_wal_unbounded`, `no_free_slot`,
-    /// `no_free_walsender`, `slot_of_other_database`, `wal2json_missing`, `not_member_of_roles`, `statistics_visible`,
-    /// `superuser`, `clock_skew`; of the admin's login `admin_unreachable`, `admin_on_other_server`, `no_create_role`,
-    /// `cannot_signal`.
-    pub code: &'static str,
-    /// How bad.
-    pub severity: Severity,
-    /// What was found; no secrets.
-    pub evidence: String,
-    /// One line that mends it.
-    pub fix: String,
-}
-
-/// How bad a finding is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Severity {
-    /// Works, but should be known.
-    Warning,
-    /// The engine can't or mustn't run.
-    Critical,
-}
 
 /// What is looked at.
 #[derive(Debug, Clone, Copy, Default)]
@@ -95,7 +76,7 @@ async fn look_as_admin(admin: &SourceUrl, worker: &str) -> Vec<Finding> {
         Ok(row) => row,
         Err(error) => {
             let fix = "check the admin URL's address, login, TLS and pg_hba.conf".to_owned();
-            return vec![warning("admin_unreachable", error.to_string(), fix)];
+            return vec![Finding::warning("admin_unreachable", error.to_string(), fix)];
         }
     };
     let role = aura_domain::quote_ident(row.get(0));
@@ -104,15 +85,15 @@ async fn look_as_admin(admin: &SourceUrl, worker: &str) -> Vec<Finding> {
     let mut found = Vec::new();
     if !known {
         let evidence = format!("the admin URL's server has no role {worker}");
-        found.push(critical("admin_on_other_server", evidence, "let both URLs name one server".to_owned()));
+        found.push(Finding::critical("admin_on_other_server", evidence, "let both URLs name one server".to_owned()));
     }
     if !creates {
         let evidence = format!("{role} may not make roles, so projects can't be made");
-        found.push(warning("no_create_role", evidence, format!("ALTER ROLE {role} CREATEROLE")));
+        found.push(Finding::warning("no_create_role", evidence, format!("ALTER ROLE {role} CREATEROLE")));
     }
     if known && !signals {
         let evidence = format!("{role} may not end sessions of {worker}");
-        found.push(warning("cannot_signal", evidence, format!("GRANT {worker} TO {role}")));
+        found.push(Finding::warning("cannot_signal", evidence, format!("GRANT {worker} TO {role}")));
     }
     found
 }
@@ -130,11 +111,11 @@ async fn clock_skew(client: &Client) -> Result<Option<Finding>, SourceError> {
 fn skewed(skew: f64, trip: f64) -> Option<Finding> {
     let found = skew.abs() > CLOCK_SKEW.as_secs_f64() + trip / 2.0;
     let evidence = || format!("the server's clock differs from ours by {skew:.1} s");
-    found.then(|| warning("clock_skew", evidence(), "let both hosts follow NTP".to_owned()))
+    found.then(|| Finding::warning("clock_skew", evidence(), "let both hosts follow NTP".to_owned()))
 }
 
 fn unreachable(error: &SourceError) -> Finding {
-    critical("unreachable", error.to_string(), "check address, login, TLS and pg_hba.conf".to_owned())
+    Finding::critical("unreachable", error.to_string(), "check address, login, TLS and pg_hba.conf".to_owned())
 }
 
 struct Facts {
@@ -185,19 +166,27 @@ impl Facts {
         let mut found = Vec::new();
         if !self.replication && !self.superuser {
             let evidence = format!("{role} lacks the REPLICATION attribute");
-            found.push(critical("no_replication_attribute", evidence, format!("ALTER ROLE {role} REPLICATION")));
+            found.push(Finding::critical(
+                "no_replication_attribute",
+                evidence,
+                format!("ALTER ROLE {role} REPLICATION"),
+            ));
         }
         if self.superuser {
             let evidence = format!("{role} is a superuser");
-            found.push(warning("superuser", evidence, "use a role that is not one".to_owned()));
+            found.push(Finding::warning("superuser", evidence, "use a role that is not one".to_owned()));
         }
         if self.wal_level != "logical" {
             let fix = "ALTER SYSTEM SET wal_level = logical, then restart PostgreSQL".to_owned();
-            found.push(critical("wal_level", format!("wal_level = {}", self.wal_level), fix));
+            found.push(Finding::critical("wal_level", format!("wal_level = {}", self.wal_level), fix));
         }
         if let Some(database) = self.slot_database.as_deref().filter(|database| *database != url.database()) {
             let evidence = format!("the slot belongs to database {}", aura_domain::quote_ident(database));
-            found.push(critical("slot_of_other_database", evidence, "give the source another slot_name".to_owned()));
+            found.push(Finding::critical(
+                "slot_of_other_database",
+                evidence,
+                "give the source another slot_name".to_owned(),
+            ));
         }
         found.extend(self.capacity());
         if !self.statistics_hidden {
@@ -205,7 +194,7 @@ impl Facts {
         }
         if !self.foreign_roles.is_empty() {
             let evidence = format!("no visibility login is a member of {}", self.foreign_roles.join(", "));
-            found.push(warning("not_member_of_roles", evidence, "provision the project again".to_owned()));
+            found.push(Finding::warning("not_member_of_roles", evidence, "provision the project again".to_owned()));
         }
         found
     }
@@ -215,15 +204,15 @@ impl Facts {
         if self.max_slot_wal_keep_size == "-1" {
             let fix = "ALTER SYSTEM SET max_slot_wal_keep_size = '10GB'; SELECT pg_reload_conf()".to_owned();
             let evidence = "max_slot_wal_keep_size = -1: a stopped engine fills the disk".to_owned();
-            found.push(warning("slot_wal_unbounded", evidence, fix));
+            found.push(Finding::warning("slot_wal_unbounded", evidence, fix));
         }
         if self.free_slots < 1 && self.slot_database.is_none() {
             let fix = "raise max_replication_slots, then restart PostgreSQL".to_owned();
-            found.push(critical("no_free_slot", "all replication slots are taken".to_owned(), fix));
+            found.push(Finding::critical("no_free_slot", "all replication slots are taken".to_owned(), fix));
         }
         if self.free_walsenders < 1 {
             let fix = "raise max_wal_senders, then restart PostgreSQL".to_owned();
-            found.push(critical("no_free_walsender", "all walsenders are taken".to_owned(), fix));
+            found.push(Finding::critical("no_free_walsender", "all walsenders are taken".to_owned(), fix));
         }
         found
     }
@@ -253,14 +242,6 @@ async fn try_wal2json(client: &Client, options: PreflightOptions<'_>) -> Option<
         evidence: "the server can't load wal2json".to_owned(),
         fix: "apt-get install postgresql-<version>-wal2json on the server".to_owned(),
     })
-}
-
-fn critical(code: &'static str, evidence: String, fix: String) -> Finding {
-    Finding { code, severity: Severity::Critical, evidence, fix }
-}
-
-fn warning(code: &'static str, evidence: String, fix: String) -> Finding {
-    Finding { code, severity: Severity::Warning, evidence, fix }
 }
 
 async fn bounded<T>(answer: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T, SourceError> {
