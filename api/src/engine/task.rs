@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use aura_domain::{Desired, EngineState, OnDeadline, OperationKind};
+use aura_domain::{Desired, EngineState, OnDeadline};
 use aura_store::{Engine, Operation, WorkerRow};
 
 /// A worker that lives has so long after the deadline to report what it did itself.
@@ -45,9 +45,10 @@ pub(super) fn task(engine: &Engine, led: bool, urgent: bool) -> Option<Task> {
     (urgent || !under_way).then_some(Task::Again(policy))
 }
 
-/// Until the api steps in. Nobody drains for an engine that nobody runs, and a force-close is ours from the start.
+/// Until the api steps in: at once where nobody runs the engine. A worker that lives acts on a force-close at once, too, and
+/// has a moment to do so: it alone knows what became of its rows, and who is fenced can't say so any more.
 pub(super) fn due_in(operation: &Operation, led: bool) -> Duration {
-    if operation.kind == OperationKind::ForceClose || !led {
+    if !led {
         return Duration::ZERO;
     }
     Duration::from_millis(u64::try_from(operation.remaining_ms + GRACE_MS).unwrap_or(0))
@@ -68,7 +69,7 @@ pub(super) fn is_settled(engine: &Engine) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use aura_domain::{Epoch, Generation, SourceId, WorkerId};
+    use aura_domain::{Epoch, Generation, OperationKind, SourceId, WorkerId};
 
     use super::*;
 
@@ -109,9 +110,11 @@ mod tests {
         assert_eq!(task(&draining(-GRACE_MS + 1), true, false), None, "it may be about to report");
         assert_eq!(task(&draining(-GRACE_MS), true, false), Some(Task::TakeOver(OnDeadline::Abandon)));
         assert_eq!(task(&draining(60_000), false, false), Some(Task::TakeOver(OnDeadline::Abandon)), "nobody drains");
-        let force = operation(OperationKind::ForceClose, 0, OnDeadline::Force);
-        let forced = engine(EngineState::Running, BEFORE, true, force);
-        assert_eq!(task(&forced, true, false), Some(Task::TakeOver(OnDeadline::Force)));
+        let force = |remaining| operation(OperationKind::ForceClose, remaining, OnDeadline::Force);
+        let forced = |remaining| engine(EngineState::Running, BEFORE, true, force(remaining));
+        assert_eq!(task(&forced(0), true, true), None, "it ends it at once, and has something to report");
+        assert_eq!(task(&forced(-GRACE_MS), true, false), Some(Task::TakeOver(OnDeadline::Force)));
+        assert_eq!(task(&forced(0), false, false), Some(Task::TakeOver(OnDeadline::Force)), "nobody does");
     }
 
     #[test]

@@ -61,11 +61,15 @@ pub(crate) async fn stop(state: &AppState, source: &Source, terms: StopTerms, ca
     }
 }
 
-/// Ends an engine at once, by this instance.
+/// Ends an engine at once: its worker, if it lives, and else this instance.
 pub(crate) async fn force_close(state: &AppState, source: &Source, caller: Caller<'_>) -> Result<Stopped> {
     let deadline = Instant::now() + ANSWER;
     let request = state.store().request_force_close(source.id, caller).await?;
     let StopRequest::Accepted { operation, .. } = request else { return Err(ApiError::source_not_found()) };
+    let patience = task::due_in(&operation, is_led(state, source).await?);
+    if let ended @ Stopped::Report(_) = wait(state, source, &operation, Instant::now() + patience).await? {
+        return Ok(ended);
+    }
     match attend(state, source, deadline).await? {
         Seen::Foreign(holder) if !is_ours(source, &holder) => return Err(in_use(&holder)),
         _ => {}
@@ -156,6 +160,10 @@ pub(crate) async fn new_slot(state: &AppState, source: &Source, caller: Caller<'
         return Err(ApiError::new(Code::SlotNotLost, detail));
     }
     Ok(state.store().request_new_slot(source.id, caller).await?)
+}
+
+async fn is_led(state: &AppState, source: &Source) -> Result<bool> {
+    Ok(task::is_led(&read(state, source).await?, &state.store().workers().await?))
 }
 
 async fn read(state: &AppState, source: &Source) -> Result<Engine> {

@@ -138,8 +138,9 @@ pub(crate) async fn stop_engine(
 
 /// End an engine at once.
 ///
-/// Its desired state is `stopped` from now on. This instance fences the worker and ends what holds the slot under our name,
-/// itself: the worker may be dead, hung or out of reach. What isn't ours is never ended.
+/// Its desired state is `stopped` from now on. What its worker hasn't ended within half a second this instance ends itself:
+/// it fences the worker, which may be dead, hung or out of reach, and ends what holds the slot under our name. What isn't
+/// ours is never ended.
 #[utoipa::path(
     post,
     path = "/v1/engines/{source}/force-close",
