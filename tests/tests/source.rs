@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use aura_testkit::{Shutdown, SlotState, eventually};
+use serde_json::json;
 use tokio::time::timeout;
 use tokio_postgres::Client;
 
@@ -115,6 +116,11 @@ async fn scene_e_a_fast_shutdown_of_a_quiet_source_takes_no_time_and_all_resumes
     fast_shutdown(3).await
 }
 
+#[tokio::test]
+async fn scene_e_a_fast_shutdown_of_a_busy_source_takes_no_time_and_all_resumes() -> Result<()> {
+    fast_shutdown(500).await
+}
+
 /// The server keeps little for a slot.
 fn frugal() -> SplitOptions {
     let options = SplitOptions::default().postgres("max_slot_wal_keep_size", "16MB").postgres("max_wal_size", "64MB");
@@ -160,5 +166,28 @@ async fn p3_13_scene_g_an_overflow_in_a_pause_is_one_gap_and_one_new_slot() -> R
     let url = format!("{}/v1/engines/shared/gaps", scene.split.api_url);
     let gaps = curl("GET", &url, scene.split.platform_key().await?, None).await?.body;
     assert_eq!(gaps["items"].as_array().map(Vec::len), Some(1), "{gaps}");
+    Ok(())
+}
+
+/// R-ENG-8, `slot_recreate=manual`: nothing is made without being asked, and everybody is told.
+#[tokio::test]
+async fn p3_13_with_manual_re_creation_the_engine_waits_for_an_operator() -> Result<()> {
+    let mut scene = Scene::start(frugal().worker("CDC_SLOT_RECREATE", "manual")).await?;
+    overflow(&mut scene).await?;
+    scene.split.nats.resume()?;
+    let failed = || async {
+        let engine = scene.split.engine().await.unwrap_or_default();
+        engine["state"] == "failed" && engine["reason"].as_str().is_some_and(|reason| reason.starts_with("slot_lost"))
+    };
+    eventually(PATIENCE, failed).await.with_context(|| scene.split.logs())?;
+    assert!(!scene.split.worker.is_streaming().await);
+    assert_eq!(scene.split.engine().await?["lag"]["lost"], true);
+    assert!(is_lost(scene.slot.state().await?.as_ref()), "it is still the lost one");
+    let answer = scene.split.verb("recreate-slot", json!({})).await?;
+    assert!(matches!(answer.status, 200 | 202), "{}", answer.body);
+    eventually(PATIENCE, || scene.split.worker.is_streaming()).await.with_context(|| scene.split.logs())?;
+    scene.insert(10).await?;
+    let audit = scene.arrives().await?;
+    assert!(audit.announced <= 10 && audit.gaps == 1, "{audit:?}: {:?}", scene.subscriber.seen().gaps);
     Ok(())
 }

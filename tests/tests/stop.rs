@@ -159,6 +159,31 @@ async fn scene_f_fifty_stops_are_one_operation() -> Result<()> {
     start_again(&mut scene).await
 }
 
+/// control-plane.md §4.2, 39: the creation of a slot waits for whoever writes, and a stop doesn't wait with it.
+#[tokio::test]
+async fn scene_f_a_stop_is_legal_while_starting_behind_an_open_transaction() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default()).await?;
+    assert_eq!(scene.split.verb("stop", json!({})).await?.status, 200);
+    scene.sql.execute("select pg_drop_replication_slot('aura_cdc_slot')", &[]).await?;
+    let writer = scene.project.sql().await?;
+    writer.batch_execute("begin; insert into ballast values (-1, '')").await?;
+    assert_eq!(scene.split.verb("start", json!({})).await?.status, 202);
+    let waits = eventually(PATIENCE, || async {
+        let conditions = scene.split.engine().await.unwrap_or_default()["conditions"].to_string();
+        conditions.contains("waiting_for_transactions")
+    });
+    waits.await.with_context(|| scene.split.logs())?;
+    let asked = Instant::now();
+    let answer = scene.split.verb("stop", json!({"deadline_ms": 3000})).await?;
+    assert_eq!(answer.status, 200, "{}\n{}", answer.body, scene.split.logs());
+    assert!(asked.elapsed() < Duration::from_secs(8), "{:?}", asked.elapsed());
+    let left =
+        eventually(Duration::from_secs(1), || async { backends(&scene).await.is_ok_and(|left| left.is_empty()) });
+    left.await.with_context(|| format!("left over: {}", answer.body))?;
+    writer.batch_execute("commit").await?;
+    start_again(&mut scene).await
+}
+
 #[tokio::test]
 async fn scene_f_a_start_while_stopping_is_refused() -> Result<()> {
     let mut scene = Scene::start(SplitOptions::default()).await?;

@@ -11,7 +11,7 @@ use super::attend::is_unreachable;
 /// What an engine says of itself counts for so long.
 const LIVE_FOR_MS: i64 = 10_000;
 
-/// The reasons of an engine whose slot can't be read any more.
+/// What an engine's reason begins with when its slot can't be read any more.
 const LOST: [&str; 2] = ["slot_lost", "slot_missing"];
 
 /// What reads a source's changes. `slot`, `filter`, `flow` and `lag` are what the worker that runs it said in the last
@@ -177,7 +177,9 @@ fn conditions(engine: &Engine, live: Option<&EngineLive>) -> Vec<ConditionNote> 
 /// "Lost" when lost, never a number (R-ENG-8).
 fn lag(engine: &Engine, live: Option<&EngineLive>) -> Option<Lag> {
     let by_slot = live.is_some_and(|live| live.lag.lost || live.slot.wal_status.as_deref() == Some("lost"));
-    let by_reason = engine.reason.as_deref().is_some_and(|reason| LOST.contains(&reason));
+    // A code alone, or a code and a text.
+    let code = engine.reason.as_deref().and_then(|reason| reason.split(':').next());
+    let by_reason = code.is_some_and(|code| LOST.contains(&code));
     if by_slot || by_reason {
         return Some(Lag { bytes: None, seconds: None, lost: true });
     }
@@ -287,8 +289,10 @@ mod tests {
         live.slot.wal_status = Some("lost".to_owned());
         live.lag = Lag { bytes: Some(0), seconds: Some(0.0), lost: false };
         assert_eq!(show(engine).lag, lost);
-        let failed = Engine { state: EngineState::Failed, reason: Some("slot_lost".to_owned()), ..running(60_000) };
-        assert_eq!(show(failed).lag, lost);
+        for reason in ["slot_lost", "slot_lost: the slot is lost, and slot_recreate is manual"] {
+            let failed = Engine { state: EngineState::Failed, reason: Some(reason.to_owned()), ..running(60_000) };
+            assert_eq!(show(failed).lag, lost);
+        }
     }
 
     #[test]
