@@ -57,7 +57,7 @@ impl ServeOptions {
             nats_url: Some(self.platform.nats_url.clone()),
             source: self.worker.shared_source(),
             lease: match self.worker.lease_backend() {
-                LeaseKind::None => Lease::Ours,
+                LeaseKind::None => Lease::Alone,
                 LeaseKind::Auto | LeaseKind::Postgres => Lease::Shared,
             },
             worker: WorkerSettings { drain_timeout: self.shutdown.drain_timeout, ..self.worker.settings() },

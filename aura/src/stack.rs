@@ -42,8 +42,10 @@ const LEAVE: Duration = Duration::from_millis(500);
 /// Who may run engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lease {
-    /// This process alone.
+    /// This process alone: somebody else sees to that.
     Ours,
+    /// This process alone, if nobody else is there.
+    Alone,
     /// Whoever holds the row in the platform database.
     Shared,
 }
@@ -71,6 +73,9 @@ impl Stack {
         ensure!(current, "the platform database isn't migrated: run `aura-realtime migrate`");
         if let Some(source) = config.source {
             store.upsert_source(source).await.context("can't register the source `shared`")?;
+        }
+        if config.lease == Lease::Alone {
+            aura_worker::ensure_alone(&store, &config.worker).await.component("lease")?;
         }
         let bus = bus(config.nats_url).await?;
         let worker = worker(&store, &bus, config.lease, config.worker);
@@ -153,7 +158,7 @@ async fn bus(url: Option<SecretString>) -> Result<SharedBus> {
 
 fn worker(store: &Store, bus: &SharedBus, lease: Lease, settings: WorkerSettings) -> Worker {
     let lease: Arc<dyn aura_lease::LeaseBackend> = match lease {
-        Lease::Ours => Arc::new(aura_lease::NoLease),
+        Lease::Ours | Lease::Alone => Arc::new(aura_lease::NoLease),
         Lease::Shared => Arc::new(PostgresLease::new(store)),
     };
     Worker::new(WorkerDeps { store: store.clone(), bus: Arc::clone(bus), lease, settings })

@@ -27,7 +27,7 @@ use aura_bus::SharedBus;
 use aura_domain::{EngineReport, EngineState, SourceId, WorkerId};
 use aura_kit::ShutdownHandle;
 use aura_lease::LeaseBackend;
-use aura_store::Store;
+use aura_store::{Store, StoreError};
 use serde_json::json;
 pub use settings::WorkerSettings;
 pub use status::EngineStatus;
@@ -42,6 +42,46 @@ use crate::{
     supervisor::Supervisor,
     watchdog::{Watchdog, Watchlist},
 };
+
+/// Nothing keeps two workers apart, and this may not be the only one.
+#[derive(Debug, thiserror::Error)]
+pub enum NotAlone {
+    /// Another one is alive.
+    #[error("LEASE_BACKEND=none is for a single worker, and {rival} on {host} is alive, too")]
+    Rival {
+        /// It.
+        rival: WorkerId,
+        /// Where.
+        host: String,
+    },
+    /// Nobody knows.
+    #[error(transparent)]
+    Unknown(#[from] StoreError),
+}
+
+/// For workers without leases (R-LEASE-3): makes sure that no other one is registered. One that has just died is waited
+/// for, as long as that takes to show.
+///
+/// # Errors
+/// There is another one, or the platform database can't be read.
+pub async fn ensure_alone(store: &Store, settings: &WorkerSettings) -> Result<(), NotAlone> {
+    let dead_after = supervisor::dead_after(settings);
+    let patience = Instant::now() + dead_after + Duration::from_secs(1);
+    loop {
+        let alive = |silent_ms: i64| Duration::from_millis(silent_ms.unsigned_abs()) < dead_after;
+        let rival = store.workers().await?.into_iter().find(|worker| !worker.draining && alive(worker.silent_ms));
+        match rival {
+            None => return Ok(()),
+            Some(rival) if Instant::now() >= patience => {
+                return Err(NotAlone::Rival { rival: rival.id, host: rival.host });
+            }
+            Some(rival) => {
+                tracing::info!(rival = %rival.id, host = %rival.host, "waiting whether another worker is alive")
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
 
 /// Of the process's drain time, for the kill ladder: its own rungs, and a first answer of the server.
 const LADDER_RESERVE: Duration = Duration::from_secs(2);

@@ -82,7 +82,10 @@ async fn build(config: &Config, shutdown: &ShutdownHandle) -> Result<(Worker, Se
     let nats = NatsOptions::new(config.platform.nats_url(), "aura-realtime-cdc-worker");
     let bus: SharedBus = Arc::new(NatsBus::connect(nats).await.component("bus")?);
     let lease: Arc<dyn LeaseBackend> = match config.worker.lease_backend() {
-        LeaseKind::None => Arc::new(NoLease),
+        LeaseKind::None => {
+            aura_worker::ensure_alone(&store, &config.worker.settings()).await.component("lease")?;
+            Arc::new(NoLease)
+        }
         LeaseKind::Auto | LeaseKind::Postgres => Arc::new(PostgresLease::new(&store)),
     };
     let settings = WorkerSettings { drain_timeout: config.shutdown.drain_timeout, ..config.worker.settings() };

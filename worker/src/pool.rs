@@ -12,8 +12,6 @@ use aura_domain::{SourceId, WorkerId};
 /// A worker leaves an orphan to each one before it in the order of preference for so long: they may not see it yet, or
 /// have died without anybody knowing.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Sources are taken from nobody while workers come and go: a rolling update would move each of them many times.
-const SETTLED: Duration = Duration::from_secs(30);
 
 /// A worker that is alive and stays.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,13 +45,14 @@ pub(crate) struct Plan {
     pub(crate) give_up: Option<SourceId>,
 }
 
-/// `stable`: how long the members have been the same.
-pub(crate) fn plan(me: &WorkerId, members: &[Member], wanted: &[Wanted], stable: Duration) -> Plan {
+/// `settled`: the members have been the same for a while. Before, sources are taken from nobody: a rolling update would move
+/// each of them many times.
+pub(crate) fn plan(me: &WorkerId, members: &[Member], wanted: &[Wanted], settled: bool) -> Plan {
     let mut loads = Loads::new(members, wanted);
     let orphans = loads.orphans(wanted);
     let seek = orphans.iter().filter(|(source, since)| loads.assign(*source, *since, me)).map(|(source, _)| *source);
     let seek: Vec<_> = seek.collect();
-    let give_up = (orphans.is_empty() && stable >= SETTLED).then(|| loads.surplus(me, wanted)).flatten();
+    let give_up = (orphans.is_empty() && settled).then(|| loads.surplus(me, wanted)).flatten();
     Plan { seek, give_up }
 }
 

@@ -19,6 +19,8 @@ pub struct WorkerSettings {
     pub zombie_after: Duration,
     /// An engine's task without a sign of life for this long is cut off (R-FB-4).
     pub watchdog_limit: Duration,
+    /// Sources are taken from nobody before the pool has been the same for this long (R-LEASE-3).
+    pub settle: Duration,
     /// `LEASE_DURATION_SECS`.
     pub lease_duration: Duration,
     /// Largest event in bytes; a larger one is reduced (R-BIG-4).
@@ -38,6 +40,7 @@ impl Default for WorkerSettings {
             drain_timeout: Duration::from_secs(25),
             zombie_after: Duration::from_secs(300),
             watchdog_limit: Duration::from_secs(30),
+            settle: Duration::from_secs(30),
             lease_duration: Duration::from_secs(15),
             max_event_bytes: 8 << 20,
             visibility_connections: 16,

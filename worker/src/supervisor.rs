@@ -18,6 +18,7 @@ use crate::{
     actor::{Actor, Handle, Orders, Row},
     engine::EngineDeps,
     pool::{self, Holder, Member, Wanted},
+    settings::WorkerSettings,
 };
 
 /// The rows are read this often, signal or not: a stop works without the bus, and with a signal that was lost (R-ENG-3).
@@ -50,6 +51,7 @@ struct View {
 struct Pool {
     me: WorkerId,
     dead_after: Duration,
+    settle: Duration,
     members: BTreeSet<String>,
     stable_since: Instant,
     orphans: HashMap<SourceId, Instant>,
@@ -59,7 +61,8 @@ impl Supervisor {
     pub(crate) fn new(deps: EngineDeps, process: watch::Receiver<Option<Clock>>) -> Self {
         let pool = Pool {
             me: deps.worker.clone(),
-            dead_after: deps.settings.lease_duration.max(MISSED),
+            dead_after: dead_after(&deps.settings),
+            settle: deps.settings.settle,
             members: BTreeSet::new(),
             stable_since: Instant::now(),
             orphans: HashMap::new(),
@@ -202,7 +205,7 @@ impl Pool {
         let wanted: Vec<_> = view.engines.values().filter(|engine| is_wanted(engine)).collect();
         self.orphans.retain(|source, _| view.engines.contains_key(source));
         let wanted: Vec<_> = wanted.iter().map(|engine| self.wanted(engine, &alive, &leading)).collect();
-        pool::plan(&self.me, &members, &wanted, self.stable_since.elapsed())
+        pool::plan(&self.me, &members, &wanted, self.stable_since.elapsed() >= self.settle)
     }
 
     fn wanted(&mut self, engine: &Engine, alive: &[&WorkerRow], leading: &impl Fn(&SourceId) -> bool) -> Wanted {
@@ -231,6 +234,11 @@ impl Pool {
     fn is_stale(&self, engine: &Engine) -> bool {
         engine.live_age_ms.is_some_and(|age| Duration::from_millis(age.unsigned_abs()) >= self.dead_after)
     }
+}
+
+/// A worker that has been silent for so long is dead.
+pub(crate) fn dead_after(settings: &WorkerSettings) -> Duration {
+    settings.lease_duration.max(MISSED)
 }
 
 /// To be run; or to be ended in order, though nobody runs it: somebody sees to it that its slot is free.

@@ -6,5 +6,6 @@ mod delivery;
 mod faults;
 mod lifecycle;
 mod losses;
+mod pool;
 mod slots;
 mod stage;
