@@ -76,7 +76,7 @@ pub async fn ensure_alone(store: &Store, settings: &WorkerSettings) -> Result<()
                 return Err(NotAlone::Rival { rival: rival.id, host: rival.host });
             }
             Some(rival) => {
-                tracing::info!(rival = %rival.id, host = %rival.host, "waiting whether another worker is alive")
+                tracing::info!(rival = %rival.id, host = %rival.host, "waiting whether another worker is alive");
             }
         }
         tokio::time::sleep(Duration::from_secs(1)).await;

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use aura_bus::{Bus, BusError, ConnectionState, MemoryBus, Message, Subject, Subscription};
 use tokio::sync::{RwLock, watch};
 
-/// Takes everything but changes of the table `refused`, and no batch while it is held.
+/// Takes everything but changes of the table `refused`, panics over those of `poison`, and takes no batch while it is held.
 #[derive(Default)]
 pub(crate) struct Faulty {
     bus: MemoryBus,
@@ -54,6 +54,9 @@ impl Bus for Faulty {
         let _free = self.hold.read().await;
         if self.away.load(Ordering::SeqCst) {
             return Err(BusError::Disconnected);
+        }
+        if messages.iter().any(|message| message.subject.as_str().ends_with(".poison")) {
+            panic!("as a bug would");
         }
         if messages.iter().any(|message| message.subject.as_str().ends_with(".refused")) {
             return Err(BusError::Refused("permissions violation".to_owned()));

@@ -293,3 +293,57 @@ async fn r_eng_3_a_stop_during_starting_works_behind_an_open_transaction() -> an
     worker.stop().await;
     Ok(())
 }
+
+/// R-SD-5: nothing more is published, sent or written; the process goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_sd_5_a_worker_that_lost_its_lease_is_silent() -> anyhow::Result<()> {
+    let (stage, bus, worker) = stuck().await?;
+    let mut watch = stage.changes().await;
+    let held = bus.hold.write().await;
+    stage.sql.batch_execute("insert into t values (1)").await?;
+    eventually(PATIENCE, || async { bus.batches.load(Ordering::SeqCst) > 0 }).await?;
+    let (slot, before) = (stage.slot().await, stage.engine().await);
+    let confirmed = slot.state().await?.expect("slot").confirmed;
+    let steal = "update aura.leases set holder = 'thief', version = version + 1, duration_ms = 6000,
+        renewed_at = clock_timestamp()";
+    stage.postgres.client("platform").await?.batch_execute(steal).await?;
+    slot.wait_free(stage.settings.lease_duration + Duration::from_secs(2)).await?;
+    drop(held);
+    let after = stage.engine().await;
+    assert_eq!((after.state, after.epoch, after.last_report), (before.state, before.epoch, None), "nothing is written");
+    assert_eq!(after.holder, before.holder);
+    assert_eq!(slot.state().await?.expect("slot").confirmed, confirmed);
+    assert_eq!(bus.taken.load(Ordering::SeqCst), 0, "what was on its way is not said");
+    // The thief never renews; then it is anybody's.
+    assert_eq!(watch.next().await.data["record"], json!({"id": 1}));
+    assert!(stage.engine().await.epoch > before.epoch);
+    worker.stop().await;
+    Ok(())
+}
+
+/// R-SD-6: a panic ends its engine's run, the row is never acknowledged; the third time it is skipped with a gap.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_sd_6_a_row_that_makes_a_task_panic_three_times_is_skipped_with_a_gap() -> anyhow::Result<()> {
+    let mut stage = stage().await?;
+    stage.sql.batch_execute("create table poison (id int primary key)").await?;
+    stage.bus = Arc::new(Faulty::default());
+    let worker = stage.run_worker().await;
+    stage.enable("t").await?;
+    stage.enable("poison").await?;
+    let mut watch = stage.changes().await;
+    stage.sql.batch_execute("insert into poison values (1); insert into t values (2)").await?;
+    let engine = stage.reaches(EngineState::Failed).await?;
+    let reason = engine.reason.unwrap_or_default();
+    assert!(reason.starts_with("panicked: shard-"), "{reason}");
+    let report = engine.last_report.expect("a report");
+    assert_eq!((report.outcome, report.slot_released), (Outcome::Failed, true));
+    assert!(report.drain.abandoned >= 1, "never acknowledged: {report:?}");
+    let announced = watch.next_gap().await;
+    assert_eq!(announced["tables"], json!([["public", "poison"]]));
+    assert_eq!((&announced["reason"], &announced["from"]), (&json!("undecodable"), &announced["to"]));
+    assert_eq!(watch.next().await.data["record"], json!({"id": 2}), "the stream goes on");
+    stage.reaches(EngineState::Running).await?;
+    assert_eq!(stage.engine().await.epoch.0, 4, "three runs panicked");
+    worker.stop().await;
+    Ok(())
+}

@@ -96,6 +96,11 @@ impl Decoder {
         Self { format, context: Context { generation, transaction: None, rows: RowCounter::default() } }
     }
 
+    /// The generation of its positions.
+    pub fn generation(&self) -> Generation {
+        self.context.generation
+    }
+
     /// Decodes the payload of an XLogData whose header said `start`. Never fails and never panics (R-DEC-4).
     pub fn decode(&mut self, start: Lsn, payload: &Bytes) -> LogEvent {
         match &mut self.format {

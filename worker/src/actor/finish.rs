@@ -85,6 +85,7 @@ impl<'a> Finish<'a> {
             self.cut_in_steps().await;
             slot = self.free(verdict.abandon, &mut confirmed).await;
         }
+        self.note_panics(&verdict).await;
         let report = self.report(&verdict, confirmed, matches!(slot, Slot::Free));
         match slot {
             Slot::Free => self.leave(verdict.then, report, writers).await,
@@ -213,6 +214,19 @@ impl<'a> Finish<'a> {
         let by = self.run.stop.map(|(stop, _)| stop.by + if exiting { SQL_RUNGS_AT_EXIT } else { SQL_RUNGS });
         let left = by.map_or(SQL_RUNGS, |by| by.saturating_duration_since(Instant::now()));
         left.clamp(SQL_RUNGS_AT_LEAST, SQL_RUNGS)
+    }
+
+    /// R-SD-6: the third time over the same row it is skipped.
+    async fn note_panics(&self, verdict: &Verdict) {
+        let Some(engine) = self.engine.as_ref().filter(|_| verdict.outcome == Outcome::Failed) else { return };
+        let (store, source) = (&self.run.actor.deps.store, self.run.actor.source.id);
+        for position in engine.vitals.panicked_at() {
+            match timeout(GIVE_BACK, store.note_panic(source, self.run.epoch, position)).await {
+                Ok(Ok(times)) => tracing::error!(%source, %position, times, "a task panicked here"),
+                Ok(Err(error)) => tracing::warn!(%source, %position, %error, "a panic is not noted"),
+                Err(_) => tracing::warn!(%source, %position, "a panic is not noted in time"),
+            }
+        }
     }
 
     fn report(&self, verdict: &Verdict, confirmed: Option<aura_domain::Lsn>, slot_released: bool) -> EngineReport {

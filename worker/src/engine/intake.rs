@@ -1,12 +1,13 @@
 //! From log events to rows in shards: what is registered is admitted, the rest is counted; transactions are tracked.
 
 use std::{
+    collections::HashSet,
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
     time::Instant,
 };
 
-use aura_domain::{Change, Lsn, ProjectId};
+use aura_domain::{Change, Lsn, Position, ProjectId};
 use aura_flow::{Owner, Quota, ResolvedTracker};
 use aura_pgsource::{Decoder, LogEvent};
 use aura_wire::GapReason;
@@ -17,7 +18,7 @@ use super::{
     gaps::Loss,
     registry::{RegisteredTable, Registry},
     shard::{Row, ShardQueue},
-    vitals::Vitals,
+    vitals::{Vitals, record_position},
 };
 
 /// Fixed overhead of a row besides what the log said of it: structs, allocations, its place in queues (R-MEM-2).
@@ -36,10 +37,18 @@ pub(crate) struct Intake {
     /// End of the last transaction that was read completely: E of R-HOLE-2.
     boundary: Lsn,
     vitals: Arc<Vitals>,
+    /// Where panics have happened too often.
+    skips: HashSet<Position>,
 }
 
 impl Intake {
-    pub(crate) fn new(shards: Vec<Arc<ShardQueue>>, acked: Arc<Notify>, quota: usize, vitals: Arc<Vitals>) -> Self {
+    pub(crate) fn new(
+        shards: Vec<Arc<ShardQueue>>,
+        acked: Arc<Notify>,
+        quota: usize,
+        vitals: Arc<Vitals>,
+        skips: HashSet<Position>,
+    ) -> Self {
         Self {
             tracker: ResolvedTracker::new(Lsn::ZERO, Instant::now()),
             quota: Quota::new(quota),
@@ -49,6 +58,7 @@ impl Intake {
             parked: None,
             boundary: Lsn::ZERO,
             vitals,
+            skips,
         }
     }
 
@@ -82,9 +92,16 @@ impl Intake {
         end: Lsn,
         payload: &Bytes,
     ) -> Vec<Loss> {
+        if self.skips.contains(&record_position(decoder.generation(), start)) {
+            return self.give_up(start, registry);
+        }
+        self.vitals.reading(Some(start));
         let mut lost = Vec::new();
         match decoder.decode(start, payload) {
             LogEvent::Begin { .. } => self.tracker.begin(),
+            LogEvent::Change(change) if self.skips.contains(&change.position) => {
+                lost = self.give_up_row(&change, registry);
+            }
             LogEvent::Change(change) => self.change(change, registry),
             LogEvent::Commit { end, .. } => {
                 self.tracker.commit(end);
@@ -96,7 +113,25 @@ impl Intake {
             LogEvent::Truncate(_) | LogEvent::Other => {}
         }
         self.note_received(end);
+        self.vitals.reading(None);
         lost
+    }
+
+    /// A record over which the intake has panicked again and again: nobody knows what is in it.
+    fn give_up(&mut self, start: Lsn, registry: &Registry) -> Vec<Loss> {
+        metrics::counter!("cdc_skipped_rows_total", "reason" => "panic").increment(1);
+        tracing::error!(lsn = %start, "a log record is skipped, reading it has panicked three times");
+        registry.projects.keys().map(|project| self.lose(*project, None, start)).collect()
+    }
+
+    /// A row over which a shard has panicked again and again (R-SD-6).
+    fn give_up_row(&mut self, change: &Change, registry: &Registry) -> Vec<Loss> {
+        let Some(table) = registry.table(&change.relation) else { return Vec::new() };
+        metrics::counter!("cdc_skipped_rows_total", "reason" => "panic").increment(1);
+        tracing::error!(position = %change.position, "a row is skipped, judging it has panicked three times");
+        let key = table.key.clone();
+        let loss = self.lose(key.project, Some([key.schema, key.table]), change.position.change);
+        vec![Loss { range: Some((change.position, change.position)), ..loss }]
     }
 
     /// A record that can't be used: the stream goes on, counted and logged with its position (R-DEC-4). Its table's
@@ -106,8 +141,7 @@ impl Intake {
         metrics::counter!("cdc_skipped_rows_total", "reason" => reason.as_str()).increment(1);
         tracing::warn!(lsn = %start, reason = reason.as_str(), bytes, "a log record can't be used, skipped");
         let Some(relation) = relation else {
-            let projects: Vec<_> = registry.projects.keys().copied().collect();
-            return projects.into_iter().map(|project| self.lose(project, None, start)).collect();
+            return registry.projects.keys().map(|project| self.lose(*project, None, start)).collect();
         };
         let table = registry.table(&relation).map(|table| table.key.clone());
         table.map(|key| self.lose(key.project, Some([key.schema, key.table]), start)).into_iter().collect()

@@ -43,13 +43,20 @@ pub(crate) struct Lane {
     project: ProjectId,
     seq: u64,
     encoders: HashMap<u32, Encoder>,
+    /// The row that is being encoded, should that panic (R-SD-6).
+    at: Option<Position>,
     /// Registrations that were found missing, with the OID that they had then.
     missing: HashSet<(uuid::Uuid, u32)>,
 }
 
 impl Lane {
     pub(crate) fn new(project: ProjectId) -> Self {
-        Self { project, seq: 0, encoders: HashMap::new(), missing: HashSet::new() }
+        Self { project, seq: 0, encoders: HashMap::new(), at: None, missing: HashSet::new() }
+    }
+
+    /// See the field.
+    pub(crate) fn at(&self) -> Option<Position> {
+        self.at
     }
 }
 
@@ -90,6 +97,7 @@ impl Judge {
             self.note_gaps(batch, outcome, rows, &placed, &mut messages);
         }
         for (row, placed) in rows.iter().zip(&placed) {
+            lane.at = Some(row.change.position);
             let outcome = &outcomes[placed.batch];
             if !registry.still_admits(&row.table, row.change.position.commit) {
                 metrics::counter!("cdc_skipped_rows_total", "reason" => "disabled").increment(1);
@@ -100,6 +108,7 @@ impl Judge {
                 self.row_messages(lane, row, placed, &judged, &mut messages);
             }
         }
+        lane.at = None;
         if !self.publish(&messages).await {
             let positions: Vec<_> = rows.iter().map(|row| row.change.position).collect();
             self.publish(&[self.gap(lane.project, &positions, GapReason::Bus, None, None)]).await;

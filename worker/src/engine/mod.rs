@@ -19,13 +19,13 @@ pub(crate) mod vitals;
 mod zombie;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, RwLock},
     time::{Duration, Instant},
 };
 
 use aura_bus::SharedBus;
-use aura_domain::{EngineState, Epoch, Generation, Lsn, WorkerId};
+use aura_domain::{EngineState, Epoch, Generation, Lsn, Position, WorkerId};
 use aura_lease::LeaseBackend;
 use aura_pgsource::{Sockets, SourceError, SourceUrl, slot as slot_names, visibility::VisibilityPool};
 use aura_store::{Source, Store};
@@ -218,12 +218,11 @@ impl Engine {
 
     /// Sets the parts going, runs sessions until told otherwise, and takes the parts down again.
     async fn drive(self: Arc<Self>, mut panicked: mpsc::Receiver<String>) -> End {
-        let Some(loaded) = self.stop.run_until_cancelled(Box::pin(self.load())).await else {
-            return End::stopped(None);
-        };
+        let loading = self.stop.run_until_cancelled(Box::pin(self.load())).await;
+        let Some((loaded, skips)) = loading else { return End::stopped(None) };
         let (loaded_tx, loaded_rx) = watch::channel(Arc::new(loaded));
         let (ready_tx, ready) = watch::channel(false);
-        let mut intake = self.start_parts(loaded_tx, ready_tx);
+        let mut intake = self.start_parts(loaded_tx, ready_tx, skips);
         self.tasks.spawn("watch", Lookout::new(Arc::clone(&self)).run());
         let mut session = Session::new(&self, loaded_rx);
         let end = {
@@ -244,17 +243,18 @@ impl Engine {
     }
 
     /// Fronts ask from now on; what is registered is known, even if the source can't be reached yet.
-    async fn load(&self) -> Loaded {
+    async fn load(&self) -> (Loaded, HashSet<Position>) {
         loop {
             let loaded = async {
-                let loaded = loader::load(&self.deps.store, self.source.id).await?;
-                Ok::<_, EngineError>((loaded, self.deps.store.engine(self.source.id).await?))
+                let (store, source) = (&self.deps.store, self.source.id);
+                let (loaded, skips) = (loader::load(store, source).await?, store.positions_to_skip(source).await?);
+                Ok::<_, EngineError>((loaded, skips, store.engine(source).await?))
             };
             match loaded.await {
-                Ok((loaded, row)) => {
+                Ok((loaded, skips, row)) => {
                     let generation = row.map_or(Generation(1), |engine| engine.generation);
                     self.registry.send_replace(Arc::new(Registry::new(&loaded, generation, Lsn::ZERO)));
-                    return loaded;
+                    return (loaded, skips.into_iter().collect());
                 }
                 Err(error) => {
                     tracing::warn!(source = %self.source.id, %error, "can't read the registry, trying again");
@@ -265,7 +265,12 @@ impl Engine {
         }
     }
 
-    fn start_parts(&self, loaded: watch::Sender<Arc<Loaded>>, ready: watch::Sender<bool>) -> Intake {
+    fn start_parts(
+        &self,
+        loaded: watch::Sender<Arc<Loaded>>,
+        ready: watch::Sender<bool>,
+        skips: HashSet<Position>,
+    ) -> Intake {
         let (settings, halt) = (&self.deps.settings, &self.halt);
         let acked = Arc::new(Notify::new());
         let judge = Arc::new(self.judge());
@@ -297,7 +302,7 @@ impl Engine {
         };
         self.tasks.spawn("gaps", announcer.run());
         self.tasks.spawn("control", Arc::clone(&self.control).serve(ready, halt.clone()));
-        Intake::new(shards, acked, settings.engine_quota(), Arc::clone(&self.vitals))
+        Intake::new(shards, acked, settings.engine_quota(), Arc::clone(&self.vitals), skips)
     }
 
     fn judge(&self) -> Judge {

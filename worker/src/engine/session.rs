@@ -239,6 +239,7 @@ impl<'e> Session<'e> {
         intake: &mut Intake,
         stored: Option<(Generation, Lsn)>,
     ) -> Result<(), EngineError> {
+        self.engine.vitals.enter_generation(generation);
         if self.generation.replace(generation).is_some_and(|old| old != generation) {
             intake.reset();
         }

@@ -3,12 +3,13 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    panic::AssertUnwindSafe,
     sync::{Arc, Mutex, PoisonError},
 };
 
 use aura_domain::{Change, ProjectId};
 use aura_flow::{Reservation, RowClaim};
-use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -118,7 +119,11 @@ async fn deliver(
     id: ProjectId,
     (mut lane, rows): (Lane, Vec<Row>),
 ) -> (ProjectId, Lane) {
-    judge.deliver(&mut lane, &rows).await;
+    let delivering = AssertUnwindSafe(judge.deliver(&mut lane, &rows)).catch_unwind().await;
+    if let Err(panic) = delivering {
+        judge.vitals.note_panic(lane.at().unwrap_or(rows[0].change.position));
+        std::panic::resume_unwind(panic);
+    }
     judge.vitals.delivered(shard, rows.len());
     // The bus has every row, or the loss was announced.
     for row in rows {

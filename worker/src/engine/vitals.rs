@@ -2,11 +2,14 @@
 
 use std::{
     convert::Infallible,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
-use aura_domain::{DrainReport, Lsn, ShardReport};
+use aura_domain::{DrainReport, Generation, Lsn, Position, ShardReport};
 use aura_flow::Heartbeat;
 
 /// One run's vital signs.
@@ -19,6 +22,11 @@ pub(crate) struct Vitals {
     sent: AtomicU64,
     server_end: AtomicU64,
     shards: Vec<Tally>,
+    /// Start of the log record that is being read; 0 = none.
+    record: AtomicU64,
+    generation: AtomicU32,
+    /// Where tasks have panicked (R-SD-6).
+    panics: Mutex<Vec<Position>>,
     /// Cut: nothing more is published and no status sent.
     cut: AtomicBool,
 }
@@ -31,6 +39,11 @@ struct Tally {
     skipped: AtomicU64,
     /// Its task has panicked: what it holds is never acknowledged.
     buried: AtomicBool,
+}
+
+/// Position of a log record as a whole, whatever is in it: no row has this number.
+pub(super) fn record_position(generation: Generation, start: Lsn) -> Position {
+    Position { generation, commit: Lsn::ZERO, change: start, n: u32::MAX }
 }
 
 /// Name of a shard's task.
@@ -47,6 +60,9 @@ impl Vitals {
             sent: AtomicU64::new(0),
             server_end: AtomicU64::new(0),
             shards: (0..shards).map(|_| Tally::default()).collect(),
+            record: AtomicU64::new(0),
+            generation: AtomicU32::new(0),
+            panics: Mutex::default(),
             cut: AtomicBool::new(false),
         }
     }
@@ -117,6 +133,30 @@ impl Vitals {
         if let Some(tally) = self.shards.get(shard) {
             which(tally).fetch_add(rows as u64, Ordering::AcqRel);
         }
+    }
+
+    /// The intake turns to a record, or is done with it.
+    pub(super) fn reading(&self, record: Option<Lsn>) {
+        self.record.store(record.map_or(0, |start| start.0), Ordering::Release);
+    }
+
+    pub(super) fn enter_generation(&self, generation: Generation) {
+        self.generation.store(generation.0, Ordering::Release);
+    }
+
+    /// A task is about to panic over a row.
+    pub(super) fn note_panic(&self, at: Position) {
+        self.panics.lock().unwrap_or_else(PoisonError::into_inner).push(at);
+    }
+
+    /// Where tasks have panicked: over rows, and the intake over the record that it was reading.
+    pub(crate) fn panicked_at(&self) -> Vec<Position> {
+        let mut at = self.panics.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let record = Lsn(self.record.load(Ordering::Acquire));
+        if record > Lsn::ZERO {
+            at.push(record_position(Generation(self.generation.load(Ordering::Acquire)), record));
+        }
+        at
     }
 
     /// No more words to the bus or the server from tasks that can't be reached otherwise (R-SD-5).
