@@ -7,14 +7,12 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
-use system_tests::{Project, Split};
+use system_tests::{Split, Subscriber};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     time::{MissedTickBehavior, interval, timeout},
 };
-use tokio_tungstenite::tungstenite::Message;
 
 use crate::{peer, summary};
 
@@ -30,7 +28,7 @@ pub(crate) async fn run(changes: u32, rate: u32) -> Result<Value> {
     let table = format!("{}.item", project.schema.replace('-', "\\-"));
     let child = peer::lines(peer::recvlogical(&project.admin_url, "peer", &table, "-")?)?;
     let lines = tokio::spawn(read_lines(child, changes));
-    let socket = tokio::spawn(read_socket(subscribe(&project).await?, changes));
+    let subscriber = Subscriber::start(&project, "item").await?;
 
     let insert = "insert into item values ($1, gen_random_uuid(), repeat('x', 100), now())";
     let statement = sql.prepare(insert).await?;
@@ -42,7 +40,9 @@ pub(crate) async fn run(changes: u32, rate: u32) -> Result<Value> {
         sql.execute(&statement, &[&id]).await?;
         committed.insert(id, Instant::now());
     }
-    let (socket, lines) = (timeout(PATIENCE, socket).await???, timeout(PATIENCE, lines).await???);
+    subscriber.wait(i64::from(changes) - 1).await?;
+    let socket = subscriber.seen().changes.iter().map(|change| (change.id, change.when)).collect();
+    let lines = timeout(PATIENCE, lines).await???;
     Ok(json!({
         "figure": "commit_to_socket", "rate": rate, "row_security": false, "subscribers": 1,
         "aura": summary(differences(&committed, &socket)),
@@ -54,35 +54,6 @@ fn differences(committed: &HashMap<i64, Instant>, arrived: &HashMap<i64, Instant
     let pairs = arrived.iter().filter_map(|(id, at)| committed.get(id).map(|commit| (at, commit)));
     // An event can arrive before the writer has its answer; that is no time travel, it counts as zero.
     pairs.map(|(at, commit)| at.saturating_duration_since(*commit).as_secs_f64() * 1000.0).collect()
-}
-
-type Socket = tokio_tungstenite::WebSocketStream<tokio_tungstenite::MaybeTlsStream<tokio::net::TcpStream>>;
-
-async fn subscribe(project: &Project) -> Result<Socket> {
-    let url = format!("{}/websocket?apikey={}&vsn=2.0.0", project.ws_url, project.anon_key);
-    let (mut socket, _) = tokio_tungstenite::connect_async(url).await?;
-    let config = json!({"config": {"postgres_changes": [{"event": "*", "schema": "public", "table": "item"}]}});
-    let join = json!(["1", "1", "realtime:bench", "phx_join", config]);
-    socket.send(Message::text(join.to_string())).await?;
-    loop {
-        let message = timeout(PATIENCE, socket.next()).await?.context("the socket was closed")??;
-        if message.to_text()?.contains("Subscribed to PostgreSQL") {
-            return Ok(socket);
-        }
-    }
-}
-
-async fn read_socket(mut socket: Socket, changes: u32) -> Result<HashMap<i64, Instant>> {
-    let mut arrived = HashMap::new();
-    while arrived.len() < changes as usize {
-        let message = timeout(PATIENCE, socket.next()).await?.context("the socket was closed")??;
-        let at = Instant::now();
-        let frame: Value = serde_json::from_str(message.to_text()?)?;
-        if let Some(id) = frame[4]["data"]["record"]["id"].as_i64() {
-            arrived.insert(id, at);
-        }
-    }
-    Ok(arrived)
 }
 
 async fn read_lines(mut child: tokio::process::Child, changes: u32) -> Result<HashMap<i64, Instant>> {

@@ -3,6 +3,7 @@
 //! Prints one JSON object per figure; `docs/benchmarks.md` holds recorded runs.
 
 mod latency;
+mod lifecycle;
 mod peer;
 mod throughput;
 
@@ -10,13 +11,16 @@ use anyhow::Result;
 use clap::Parser;
 use serde_json::json;
 
-/// Latency and throughput next to `pg_recvlogical`.
+/// Figures of the product, next to `pg_recvlogical` where that can do the same.
 #[derive(Debug, Parser)]
 struct Options {
+    /// Only these; all by default.
+    #[arg(value_enum)]
+    figures: Vec<Figure>,
     /// Single-row transactions of the throughput figure.
     #[arg(long, default_value_t = 200_000)]
     rows: u32,
-    /// Rounds of the throughput figure; each runs the peer and the worker once.
+    /// Rounds of the throughput and of the lifecycle figures; in each, everybody runs once.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
     /// Changes of the latency figure.
@@ -27,12 +31,30 @@ struct Options {
     rate: u32,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Figure {
+    /// Commit to socket.
+    Latency,
+    /// Rows per second.
+    Throughput,
+    /// Stops, drains and take-overs.
+    Lifecycle,
+}
+
 #[tokio::main]
 async fn main() -> Result<()> {
     let options = Options::parse();
+    let wanted = |figure| options.figures.is_empty() || options.figures.contains(&figure);
     show(&json!({"machine": machine()}));
-    show(&latency::run(options.changes, options.rate).await?);
-    show(&throughput::run(options.rows, options.rounds).await?);
+    if wanted(Figure::Latency) {
+        show(&latency::run(options.changes, options.rate).await?);
+    }
+    if wanted(Figure::Throughput) {
+        show(&throughput::run(options.rows, options.rounds).await?);
+    }
+    if wanted(Figure::Lifecycle) {
+        lifecycle::run(options.rounds).await?.iter().for_each(show);
+    }
     Ok(())
 }
 

@@ -170,9 +170,10 @@ async fn read(mut socket: Socket, seen: Arc<Mutex<Seen>>) -> Result<()> {
                 continue;
             }
         };
+        let when = Instant::now();
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         match message {
-            Some(Ok(Message::Text(text))) => note(&mut seen, &serde_json::from_str(&text)?)?,
+            Some(Ok(Message::Text(text))) => note(&mut seen, &serde_json::from_str(&text)?, when)?,
             Some(Ok(Message::Close(_)) | Err(_)) | None => {
                 seen.closed = true;
                 return Ok(());
@@ -183,8 +184,8 @@ async fn read(mut socket: Socket, seen: Arc<Mutex<Seen>>) -> Result<()> {
 }
 
 /// Of `[join_ref, ref, topic, event, payload]`.
-fn note(seen: &mut Seen, frame: &Value) -> Result<()> {
-    let (payload, when) = (&frame[4], Instant::now());
+fn note(seen: &mut Seen, frame: &Value, when: Instant) -> Result<()> {
+    let payload = &frame[4];
     let position = |value: &Value| value.as_str().map(str::parse).transpose();
     match frame[3].as_str() {
         Some("postgres_changes") => {
