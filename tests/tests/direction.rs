@@ -32,6 +32,9 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("sqlx", &["aura-store"]),
     ("async-nats", &["aura-bus"]),
     ("jsonwebtoken", &["aura-auth"]),
+    ("kube", &["aura-lease"]),
+    // The binaries pick the version of its types.
+    ("k8s-openapi", &["aura-lease", "aura-worker", "aura-cli"]),
     // The command line sets up the private cluster of `dev`.
     ("tokio-postgres", &["aura-pgsource", "aura-cli"]),
     ("tokio-tungstenite", &["aura-cli"]),

@@ -8,11 +8,17 @@ use aura_domain::WorkerId;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod identity;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod none;
 mod run;
 
+pub use identity::{Pod, pod_prefix, worker_id};
+#[cfg(feature = "kubernetes")]
+pub use kubernetes::{KubernetesLease, KubernetesOptions};
 pub use none::NoLease;
-pub use run::{LeaseConfig, run_with_lease};
+pub use run::{Guard, LeaseConfig, LeaseLost, run_with_lease};
 
 /// A lease that was won: proof for [`LeaseBackend::renew`] and [`LeaseBackend::release`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +56,13 @@ pub enum LeaseError {
 /// A store of leases: Kubernetes, the platform database or none. One conformance suite runs on all.
 #[async_trait]
 pub trait LeaseBackend: Send + Sync + 'static {
-    /// Tries once: takes the lease if it is free, expired or already `holder`'s. `None` = somebody else has it.
+    /// Whether at most one worker holds a lease at a time. A back end that doesn't exclude is for one worker only.
+    fn is_exclusive(&self) -> bool {
+        true
+    }
+
+    /// Tries once: takes the lease if it is free, expired, already `holder`'s or an earlier start's of the same pod. `None` =
+    /// somebody else has it.
     async fn try_acquire(&self, name: &str, holder: &WorkerId, duration: Duration)
     -> Result<Option<Claim>, LeaseError>;
 
@@ -62,4 +74,10 @@ pub trait LeaseBackend: Send + Sync + 'static {
 
     /// Who holds it, expired or not; `None` = nobody since it was released, or never.
     async fn holder(&self, name: &str) -> Result<Option<Holder>, LeaseError>;
+
+    /// Returns when the lease may have changed hands since the call: a hint to look at once instead of in a while. Never
+    /// returns where the back end hears nothing.
+    async fn changed_hands(&self, _name: &str) {
+        std::future::pending::<()>().await;
+    }
 }

@@ -11,6 +11,10 @@ pub struct NoLease;
 
 #[async_trait]
 impl LeaseBackend for NoLease {
+    fn is_exclusive(&self) -> bool {
+        false
+    }
+
     async fn try_acquire(
         &self,
         name: &str,

@@ -1,7 +1,10 @@
 use std::{future::Future, pin::pin, time::Duration};
 
 use aura_domain::WorkerId;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{Claim, LeaseBackend};
@@ -20,42 +23,76 @@ pub struct LeaseConfig {
 }
 
 impl LeaseConfig {
-    /// Renewal period: every third.
-    fn renew_every(&self) -> Duration {
-        self.duration / 3
+    /// Until the next renewal: a third of the duration, a little less so that the renewals of leases that were won together
+    /// spread.
+    fn renew_after(&self) -> Duration {
+        (self.duration / 3).mul_f64(1.0 - rand::random::<f64>() / 10.0)
     }
 
-    /// How long before expiry the work is told to stop: it needs time to do so (3 s of 15 s).
-    fn margin(&self) -> Duration {
+    /// Longest wait for one call (3 s of 15 s): one that hangs must not use up the time in which a second could succeed.
+    fn patience(&self) -> Duration {
         self.duration / 5
     }
 
-    /// When a holder whose last successful write was sent at `sent` must have begun to stop. Counted from before the
-    /// write, on our monotonic clock: the back end can only have stamped it later (R-LEASE-1).
+    /// When a holder whose last successful write was sent at `sent` must have begun to stop: it needs time to do so, and
+    /// clocks may differ in rate (5 s of 15 s). Counted from before the write, on our monotonic clock: the back end can
+    /// only have stamped it later (R-LEASE-1).
     fn give_up_at(&self, sent: Instant) -> Instant {
-        sent + self.duration - self.margin()
+        sent + self.duration - self.duration / 3
+    }
+}
+
+/// The lease is not ours any more, or can't be proved to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the lease is lost")]
+pub struct LeaseLost;
+
+/// What work under a lease looks at. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Guard {
+    lost: CancellationToken,
+    valid_until: watch::Receiver<Instant>,
+}
+
+impl Guard {
+    /// Cancelled when the lease is lost, or soon can be: the work ends then without draining.
+    pub fn lost(&self) -> &CancellationToken {
+        &self.lost
+    }
+
+    /// To be asked before each effect on others. Unlike the token it also says no in a process that was stopped for a while
+    /// and hasn't got round to anything yet.
+    ///
+    /// # Errors
+    /// The lease is lost.
+    pub fn check(&self) -> Result<(), LeaseLost> {
+        let valid = !self.lost.is_cancelled() && Instant::now() < *self.valid_until.borrow();
+        if valid { Ok(()) } else { Err(LeaseLost) }
     }
 }
 
 /// Runs `work` whenever, and only while, the lease is ours, until `stop` (R-LEASE-1).
 ///
-/// The token that `work` gets is cancelled when the lease is lost, and a fifth of the duration *before* it can expire
-/// if the back end fails or hangs; `work` then ends without draining. It isn't cancelled by `stop`: renewals go on while
-/// `work`, which watches its own stop signal, drains. The lease is released only after `work` has returned, so `work`
-/// returns after it has seen its slot inactive (R-SD-9). If `work` returns by itself the lease is released and sought
-/// again after `retry`.
+/// The guard's token is cancelled when the lease is lost, and a third of the duration *before* it can expire if the back end
+/// fails or hangs; `work` then ends without draining. It isn't cancelled by `stop`: renewals go on while `work`, which
+/// watches its own stop signal, drains. The lease is released only after `work` has returned, so `work` returns after it
+/// has seen its slot inactive (R-SD-9). If `work` returns by itself the lease is released and sought again after `retry`.
 pub async fn run_with_lease<F, Fut>(backend: &dyn LeaseBackend, config: &LeaseConfig, stop: CancellationToken, work: F)
 where
-    F: Fn(Claim, CancellationToken) -> Fut,
+    F: Fn(Claim, Guard) -> Fut,
     Fut: Future<Output = ()>,
 {
     while let Some((claim, sent)) = acquire(backend, config, &stop).await {
         let lost = CancellationToken::new();
+        let (extend, valid_until) = watch::channel(config.give_up_at(sent));
+        let guard = Guard { lost: lost.clone(), valid_until };
         let held = {
-            let mut work = pin!(work(claim.clone(), lost.clone()));
+            let mut work = pin!(work(claim.clone(), guard));
             let held = tokio::select! {
+                // Whether the work has just ended or not, a lost lease is lost.
+                biased;
+                () = keep(backend, config, &claim, sent, &extend) => false,
                 () = &mut work => true,
-                () = keep(backend, config, &claim, sent) => false,
             };
             if !held {
                 tracing::warn!(lease = %config.name, "lease lost, stopping the work");
@@ -67,9 +104,8 @@ where
         if held {
             release(backend, config, claim).await;
         }
-        if pause(config.retry, &stop).await {
-            return;
-        }
+        // Not sooner, whatever changes hands: work that fails at once must not go round among the workers like a top.
+        stop.run_until_cancelled(sleep(config.retry)).await;
     }
 }
 
@@ -81,34 +117,47 @@ async fn acquire(
 ) -> Option<(Claim, Instant)> {
     while !stop.is_cancelled() {
         let sent = Instant::now();
-        match timeout(config.renew_every(), backend.try_acquire(&config.name, &config.holder, config.duration)).await {
+        // An acquisition is a read and a write.
+        let patience = config.patience() * 2;
+        match timeout(patience, backend.try_acquire(&config.name, &config.holder, config.duration)).await {
             Ok(Ok(Some(claim))) if stop.is_cancelled() => release(backend, config, claim).await,
             Ok(Ok(Some(claim))) => return Some((claim, sent)),
             Ok(Ok(None)) => {}
             Ok(Err(error)) => tracing::warn!(lease = %config.name, %error, "could not try to acquire the lease"),
             Err(_) => tracing::warn!(lease = %config.name, "the lease back end hangs"),
         }
-        pause(config.retry, stop).await;
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = sleep(config.retry) => {}
+            () = backend.changed_hands(&config.name) => {}
+        }
     }
     None
 }
 
 /// Renews every third; returns when the lease is lost or can't be proved to be ours for long enough.
-async fn keep(backend: &dyn LeaseBackend, config: &LeaseConfig, claim: &Claim, mut sent: Instant) {
-    let mut next = sent + config.renew_every();
+async fn keep(
+    backend: &dyn LeaseBackend,
+    config: &LeaseConfig,
+    claim: &Claim,
+    sent: Instant,
+    valid_until: &watch::Sender<Instant>,
+) {
+    let mut next = sent + config.renew_after();
     loop {
-        let give_up = config.give_up_at(sent);
-        tokio::time::sleep_until(next.min(give_up)).await;
+        let give_up = *valid_until.borrow();
+        tokio::select! {
+            () = sleep_until(next.min(give_up)) => {}
+            () = backend.changed_hands(&config.name) => {}
+        }
         let now = Instant::now();
         if now >= give_up {
             return;
         }
-        // One hanging call must not use up the time in which a second one could still succeed.
-        let patience = give_up.min(now + config.renew_every());
-        match timeout_at(patience, backend.renew(claim)).await {
+        match timeout_at(give_up.min(now + config.patience()), backend.renew(claim)).await {
             Ok(Ok(true)) => {
-                sent = now;
-                next = now + config.renew_every();
+                valid_until.send_replace(config.give_up_at(now));
+                next = now + config.renew_after();
             }
             Ok(Ok(false)) => return,
             Ok(Err(error)) => {
@@ -122,17 +171,9 @@ async fn keep(backend: &dyn LeaseBackend, config: &LeaseConfig, claim: &Claim, m
 
 /// Best effort: a lease that couldn't be released expires.
 async fn release(backend: &dyn LeaseBackend, config: &LeaseConfig, claim: Claim) {
-    match timeout(config.renew_every(), backend.release(claim)).await {
+    match timeout(config.patience() * 2, backend.release(claim)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(lease = %config.name, %error, "could not release the lease"),
         Err(_) => tracing::warn!(lease = %config.name, "the lease back end hangs, the lease will expire"),
-    }
-}
-
-/// Sleeps; true = stopped.
-async fn pause(duration: Duration, stop: &CancellationToken) -> bool {
-    tokio::select! {
-        () = stop.cancelled() => true,
-        () = sleep(duration) => false,
     }
 }

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use aura_domain::WorkerId;
-use aura_lease::{Claim, Holder, LeaseBackend, LeaseError};
+use aura_lease::{Claim, Holder, LeaseBackend, LeaseError, pod_prefix};
 use sqlx::PgPool;
 
 use crate::{Store, StoreError, bounded};
@@ -44,11 +44,13 @@ impl LeaseBackend for PostgresLease {
             "insert into aura.leases as l (name, holder, version, duration_ms) values ($1, $2, 1, $3)
              on conflict (name) do update set holder = excluded.holder, version = l.version + 1,
                 duration_ms = excluded.duration_ms, renewed_at = clock_timestamp()
-             where l.holder is null or l.holder = excluded.holder
+             where l.holder is null or l.holder = excluded.holder or starts_with(l.holder, $4)
                 or l.renewed_at + l.duration_ms * interval '1 ms' <= clock_timestamp()
              returning version",
         );
-        let query = query.bind(name).bind(&holder.0).bind(millis(duration));
+        // Outside a pod nothing but the holder itself: its own name is a prefix of nobody else's.
+        let predecessors = pod_prefix(holder).unwrap_or(&holder.0);
+        let query = query.bind(name).bind(&holder.0).bind(millis(duration)).bind(predecessors);
         let version = bounded(async { Ok(query.fetch_optional(&self.pool).await?) }).await.map_err(backend)?;
         Ok(version.map(|version| Claim { name: name.to_owned(), holder: holder.clone(), version, duration }))
     }

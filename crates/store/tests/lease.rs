@@ -1,5 +1,6 @@
 use std::{sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use aura_domain::WorkerId;
 use aura_lease::{LeaseBackend, LeaseConfig, LeaseError, conformance, run_with_lease};
 use aura_store::{PostgresLease, Store};
@@ -18,40 +19,33 @@ async fn start() -> (Platform, PostgresLease) {
     (platform, lease)
 }
 
-#[tokio::test]
-async fn r_lease_2_exclusive_until_released() {
-    let (_platform, lease) = start().await;
-    conformance::exclusive_until_released(&lease, "source-a").await;
+struct Rig {
+    platform: Platform,
+    lease: Arc<PostgresLease>,
 }
 
-#[tokio::test]
-async fn r_lease_2_expires() {
-    let (_platform, lease) = start().await;
-    conformance::expires(&lease, "source-a", SHORT).await;
+impl Rig {
+    async fn start() -> Self {
+        let (platform, lease) = start().await;
+        Self { platform, lease: Arc::new(lease) }
+    }
 }
 
-#[tokio::test]
-async fn r_lease_2_renewal_keeps_it() {
-    let (_platform, lease) = start().await;
-    conformance::renewal_keeps_it(&lease, "source-a", SHORT).await;
+#[async_trait]
+impl conformance::Rig for Rig {
+    async fn backend(&self, _process: usize) -> Arc<dyn LeaseBackend> {
+        // It keeps nothing in memory, so one stands for all.
+        Arc::clone(&self.lease) as _
+    }
+
+    async fn steal(&self, lease: &str) {
+        let client = self.platform.postgres.client("platform").await.expect("a superuser");
+        let steal = format!("update aura.leases set holder = 'thief', version = version + 1 where name = '{lease}'");
+        client.batch_execute(&steal).await.expect("stolen");
+    }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn r_lease_1_one_works_at_a_time() {
-    let (_platform, lease) = start().await;
-    conformance::one_works_at_a_time(Arc::new(lease), "source-a", SHORT).await;
-}
-
-#[tokio::test]
-async fn r_lease_1_theft_cancels_the_work() {
-    let (platform, lease) = start().await;
-    let client = platform.postgres.client("platform").await.expect("a superuser");
-    let steal = async || {
-        let steal = "update aura.leases set holder = 'thief', version = version + 1 where name = 'source-a'";
-        client.batch_execute(steal).await.expect("stolen");
-    };
-    conformance::theft_cancels_the_work(&lease, "source-a", steal).await;
-}
+aura_lease::lease_conformance!(Rig::start());
 
 #[tokio::test]
 async fn r_lease_1_a_network_that_swallows_everything_cancels_the_work_before_expiry() {
@@ -69,12 +63,12 @@ async fn r_lease_1_a_network_that_swallows_everything_cancels_the_work_before_ex
     };
     let direct = PostgresLease::new(&platform.store);
     let stop = CancellationToken::new();
-    run_with_lease(&behind, &config, stop.clone(), |_, lost| {
+    run_with_lease(&behind, &config, stop.clone(), |_, guard| {
         let (proxy, direct, stop) = (&proxy, &direct, stop.clone());
         async move {
             proxy.set(Flow::Frozen);
             let started = Instant::now();
-            lost.cancelled().await;
+            guard.lost().cancelled().await;
             assert!(started.elapsed() < duration, "{:?}", started.elapsed());
             let holder = direct.holder("source-a").await.expect("an answer").expect("still ours");
             assert!(holder.remaining > Duration::ZERO, "cancelled before anybody else could take it");

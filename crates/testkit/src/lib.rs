@@ -3,6 +3,7 @@
 
 mod dirs;
 mod http;
+mod kubernetes;
 mod nats;
 mod postgres;
 mod process;
@@ -13,6 +14,7 @@ mod template;
 mod wait;
 
 pub use http::{http_get, http_status};
+pub use kubernetes::{ClientSwitches, FakeKubernetes, Fault, On, ServedKubernetes};
 pub use nats::{Nats, NatsOptions};
 pub use postgres::{Postgres, PostgresOptions, Shutdown};
 pub use process::{Process, ProcessOptions, children_of, is_running};

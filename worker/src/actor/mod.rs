@@ -14,7 +14,7 @@ use std::{
 };
 
 use aura_domain::{EngineReport, Outcome};
-use aura_lease::{LeaseConfig, run_with_lease};
+use aura_lease::{Guard, LeaseConfig, run_with_lease};
 use aura_store::{Engine, Source};
 use tokio::{sync::watch, time::sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -173,13 +173,13 @@ impl Actor {
         };
         let (seeking, report) = (CancellationToken::new(), Arc::new(Mutex::new(None)));
         let actor = &*self;
-        let work = |claim, lost| {
+        let work = |claim, guard: Guard| {
             // One run a time: what comes after it is for the next order to say.
             seeking.cancel();
             let report = Arc::clone(&report);
             async move {
                 actor.leading.store(true, Ordering::SeqCst);
-                let ended = Box::pin(run::run(actor, claim, lost)).await;
+                let ended = Box::pin(run::run(actor, claim, guard.lost().clone())).await;
                 *report.lock().unwrap_or_else(PoisonError::into_inner) = ended;
                 actor.leading.store(false, Ordering::SeqCst);
             }

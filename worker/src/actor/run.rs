@@ -105,7 +105,7 @@ async fn take(actor: &Actor, claim: &Claim) -> Result<Option<(Epoch, Desired)>, 
         let epoch = deps.store.take_engine(source, &deps.worker).await?;
         // R-LEASE-2: read again after the raise. What can't be read isn't ours.
         let holder = deps.lease.holder(&claim.name).await.map_err(|_| StoreError::Fenced)?;
-        if holder.is_some_and(|holder| holder.holder != deps.worker) {
+        if deps.lease.is_exclusive() && holder.is_none_or(|holder| holder.holder != deps.worker) {
             return Ok(None);
         }
         // Somebody may have stopped it while we were waiting.

@@ -96,12 +96,12 @@ fn config() -> LeaseConfig {
 async fn cancelled_after(backend: &Scripted) -> Duration {
     let stop = CancellationToken::new();
     let after = Mutex::new(None);
-    run_with_lease(backend, &config(), stop.clone(), |_, lost| {
+    run_with_lease(backend, &config(), stop.clone(), |_, guard| {
         let (stop, working, after) = (stop.clone(), Arc::clone(&backend.working), &after);
         async move {
             let started = Instant::now();
             working.store(true, Ordering::SeqCst);
-            lost.cancelled().await;
+            guard.lost().cancelled().await;
             *after.lock().expect("no panic") = Some(started.elapsed());
             working.store(false, Ordering::SeqCst);
             stop.cancel();
@@ -114,19 +114,20 @@ async fn cancelled_after(backend: &Scripted) -> Duration {
 #[tokio::test(start_paused = true)]
 async fn r_lease_1_a_hanging_backend_cancels_the_work_before_expiry() {
     let after = cancelled_after(&Scripted::new(&[Answer::Hangs])).await;
-    assert_eq!(after, Duration::from_secs(12), "a fifth of the duration is left to stop in");
+    assert_eq!(after, Duration::from_secs(10), "a third of the duration is left to stop in");
 }
 
 #[tokio::test(start_paused = true)]
 async fn r_lease_1_a_failing_backend_cancels_the_work_before_expiry() {
     let after = cancelled_after(&Scripted::new(&[Answer::Fails])).await;
-    assert_eq!(after, Duration::from_secs(12));
+    assert_eq!(after, Duration::from_secs(10));
 }
 
 #[tokio::test(start_paused = true)]
 async fn r_lease_1_the_time_left_counts_from_the_last_success() {
     let after = cancelled_after(&Scripted::new(&[Answer::Yes, Answer::Yes, Answer::Hangs])).await;
-    assert_eq!(after, Duration::from_secs(10 + 12), "renewed at 5 and 10 s");
+    // Renewed twice, each a little before a third was over.
+    assert!(after > Duration::from_secs(9 + 10) && after <= Duration::from_secs(10 + 10), "{after:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -142,17 +143,21 @@ async fn r_lease_1_a_lost_lease_cancels_at_once_and_is_sought_again() {
     let backend = Scripted::new(&[Answer::No, Answer::Yes]);
     let stop = CancellationToken::new();
     let cancelled = AtomicU64::new(0);
-    run_with_lease(&backend, &config(), stop.clone(), |claim, lost| {
+    run_with_lease(&backend, &config(), stop.clone(), |claim, guard| {
         let (stop, cancelled) = (stop.clone(), &cancelled);
         async move {
             if claim.version == 0 {
                 let started = Instant::now();
-                lost.cancelled().await;
-                assert_eq!(started.elapsed(), DURATION / 3, "the first renewal says so");
+                guard.lost().cancelled().await;
+                let elapsed = started.elapsed();
+                assert!(
+                    elapsed > DURATION * 3 / 10 && elapsed <= DURATION / 3,
+                    "the first renewal says so: {elapsed:?}"
+                );
                 cancelled.fetch_add(1, Ordering::SeqCst);
             } else {
                 sleep(DURATION * 4).await;
-                assert!(!lost.is_cancelled(), "renewed all the time");
+                assert!(guard.check().is_ok(), "renewed all the time");
                 stop.cancel();
             }
         }
@@ -169,13 +174,13 @@ async fn r_sd_9_stop_lets_the_work_drain_under_the_lease() {
     stop.cancel();
     run_with_lease(&backend, &config(), stop.clone(), |_, _| async { panic!("stopped before it was won") }).await;
     let stop = CancellationToken::new();
-    run_with_lease(&backend, &config(), stop.clone(), |_, lost| {
+    run_with_lease(&backend, &config(), stop.clone(), |_, guard| {
         let (stop, working) = (stop.clone(), Arc::clone(&backend.working));
         async move {
             working.store(true, Ordering::SeqCst);
             stop.cancel();
             sleep(DURATION * 2).await;
-            assert!(!lost.is_cancelled(), "renewals go on while draining");
+            assert!(guard.check().is_ok(), "renewals go on while draining");
             working.store(false, Ordering::SeqCst);
         }
     })
@@ -186,11 +191,11 @@ async fn r_sd_9_stop_lets_the_work_drain_under_the_lease() {
 #[tokio::test(start_paused = true)]
 async fn none_leads_always() {
     let stop = CancellationToken::new();
-    run_with_lease(&NoLease, &config(), stop.clone(), |_, lost| {
+    run_with_lease(&NoLease, &config(), stop.clone(), |_, guard| {
         let stop = stop.clone();
         async move {
             sleep(DURATION * 10).await;
-            assert!(!lost.is_cancelled());
+            assert!(guard.check().is_ok());
             stop.cancel();
         }
     })
