@@ -20,7 +20,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("aura-store", &["domain", "lease"]),
     ("aura-bus", &["domain", "wire"]),
     ("aura-api", &["domain", "pgsource", "lease", "store", "bus", "auth", "kit"]),
-    ("aura-worker", &["domain", "flow", "wire", "pgsource", "lease", "store", "bus", "kit"]),
+    ("aura-worker", &["domain", "flow", "wire", "pgsource", "lease", "store", "bus", "auth", "kit"]),
     ("aura-front", &["domain", "wire", "pgsource", "store", "bus", "auth", "kit"]),
     ("aura-testkit", &[]),
     // The undivided binary alone composes the others.

@@ -6,6 +6,7 @@ mod conditions;
 mod encode;
 mod engine;
 mod fronts;
+mod http;
 mod live;
 mod pool;
 mod settings;
@@ -25,9 +26,12 @@ use std::{
 pub use args::{LeaseKind, WorkerArgs};
 use aura_bus::SharedBus;
 use aura_domain::{EngineReport, EngineState, SourceId, WorkerId};
+use aura_flow::Heartbeat;
 use aura_kit::ShutdownHandle;
 use aura_lease::LeaseBackend;
 use aura_store::{Store, StoreError};
+use axum::Router;
+use secrecy::SecretString;
 use serde_json::json;
 pub use settings::WorkerSettings;
 pub use status::EngineStatus;
@@ -112,18 +116,30 @@ impl Worker {
         let worker = WorkerId(format!("worker-{}", uuid::Uuid::new_v4()));
         let (board, fronts) = (Arc::new(StatusBoard::default()), Arc::new(Fronts::default()));
         let watchlist = Watchlist::default();
-        let deps = EngineDeps { store, bus, lease, worker, settings, board, fronts, watchlist };
+        let rounds = Heartbeat::new(std::time::Instant::now());
+        let deps = EngineDeps { store, bus, lease, worker, settings, board, fronts, watchlist, rounds };
         Self { deps, desks: watch::Sender::default() }
     }
 
     /// A handle on what the engines are doing.
     pub fn status(&self) -> WorkerStatus {
-        WorkerStatus { worker: self.deps.worker.clone(), board: Arc::clone(&self.deps.board) }
+        WorkerStatus {
+            worker: self.deps.worker.clone(),
+            board: Arc::clone(&self.deps.board),
+            watchlist: self.deps.watchlist.clone(),
+            bus: Arc::clone(&self.deps.bus),
+            rounds: self.deps.rounds.clone(),
+        }
     }
 
     /// What reaches the engines' actors without the platform database.
     pub fn desk(&self) -> Desk {
         Desk { handles: self.desks.subscribe() }
+    }
+
+    /// `/engine/{source}/start|stop|force-close`, for holders of platform keys; without their secret nobody is let in.
+    pub fn routes(&self, platform_secret: Option<SecretString>) -> Router {
+        http::Verbs { desk: self.desk(), store: self.deps.store.clone(), secret: platform_secret }.router()
     }
 
     /// Runs until the shutdown, then drains every engine before its deadline, frees its slot and releases its lease.
@@ -154,6 +170,14 @@ pub struct Desk {
 }
 
 impl Desk {
+    /// A source that this worker knows, by id or name.
+    pub fn find(&self, word: &str) -> Option<SourceId> {
+        let handles = self.handles.borrow();
+        let named =
+            |(id, handle): (&SourceId, &Handle)| (handle.source.name == word || id.to_string() == word).then_some(*id);
+        handles.iter().find_map(named)
+    }
+
     /// Ends a source's engine here at once, without the platform database; never waits. False = it doesn't run here.
     pub fn force_close(&self, source: SourceId) -> bool {
         let handles = self.handles.borrow();
@@ -183,7 +207,15 @@ async fn pass_on(mut deadlines: watch::Receiver<Option<Instant>>, drained_by: wa
 pub struct WorkerStatus {
     worker: WorkerId,
     board: Arc<StatusBoard>,
+    watchlist: Watchlist,
+    bus: SharedBus,
+    rounds: Heartbeat,
 }
+
+/// An engine's task or the supervisor that was not heard of for so long is not alive (F.11).
+const SILENT: Duration = Duration::from_secs(30);
+/// Rows that wait for so long without any being done with are stuck (F.11).
+const STUCK: Duration = Duration::from_secs(300);
 
 impl WorkerStatus {
     /// The holder's name in leases.
@@ -206,8 +238,24 @@ impl WorkerStatus {
     /// False until the slot of every engine that this worker leads is confirmed to be healthy, and while it leads none.
     pub fn cdc_active(&self) -> bool {
         let engines = self.board.read();
-        let mut led =
-            engines.values().filter(|engine| engine.epoch.is_some() && engine.state != EngineState::Stopped).peekable();
+        let mut led = engines.values().filter(|engine| engine.is_led()).peekable();
         led.peek().is_some() && led.all(|engine| engine.cdc_active)
+    }
+
+    /// Whether a restart would do no good: every engine's task lives, and rows move, or an outage of the bus explains that
+    /// they don't. Also while paused and while draining.
+    pub fn is_healthy(&self) -> bool {
+        let excused = !self.bus.state().borrow().connected;
+        self.watchlist.now().iter().all(|engine| {
+            let vitals = &engine.vitals;
+            vitals.heartbeat.age(std::time::Instant::now()) < SILENT && (excused || vitals.stuck_for() < STUCK)
+        })
+    }
+
+    /// Whether it can run engines, now or when its turn comes: the platform database was read lately, the bus is there, and
+    /// nothing that it leads has failed. A standby is ready (F.11).
+    pub fn is_ready(&self) -> bool {
+        let failed = self.board.read().values().any(|engine| engine.is_led() && engine.state == EngineState::Failed);
+        self.bus.state().borrow().connected && self.rounds.age(std::time::Instant::now()) < SILENT && !failed
     }
 }

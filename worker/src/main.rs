@@ -6,15 +6,15 @@ use anyhow::{Context, Result};
 use aura_bus::{NatsBus, NatsOptions, SharedBus};
 use aura_domain::EngineReport;
 use aura_kit::{
-    Cap, Component, Configuration, Metrics, PlatformArgs, Probes, Problems, Report, ShutdownArgs, ShutdownHandle,
-    TelemetryArgs, http, http::Server,
+    Cap, Component, Configuration, Environment, Metrics, PlatformArgs, PlatformKeyArgs, Probes, Problems, Report,
+    ShutdownArgs, ShutdownHandle, TelemetryArgs, http, http::Server,
 };
 use aura_lease::{LeaseBackend, NoLease};
 use aura_store::{MasterKey, PostgresLease, Store};
 use aura_worker::{LeaseKind, Worker, WorkerArgs, WorkerDeps, WorkerSettings, WorkerStatus};
 use axum::{Router, routing::get};
 use clap::Parser;
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
 /// Streams the WAL of PostgreSQL sources to the bus, each row only to those who may see it.
@@ -23,6 +23,9 @@ use serde_json::json;
 struct Config {
     #[command(flatten)]
     platform: PlatformArgs,
+    /// For /engine/*, which take a platform key.
+    #[command(flatten)]
+    platform_key: PlatformKeyArgs,
     #[command(flatten)]
     worker: WorkerArgs,
     #[command(flatten)]
@@ -42,10 +45,24 @@ impl Configuration for Config {
     fn check(&self, problems: &mut Problems) {
         self.platform.check(problems);
         self.worker.check(problems);
+        if self.platform_key.platform_jwt_secret.is_some() {
+            self.platform_key.check(self.platform.env, problems);
+        }
     }
 
     fn shutdown(&self) -> ShutdownArgs {
         self.shutdown.clone()
+    }
+}
+
+impl Config {
+    /// Without it /engine/* lets nobody in, which is said once; everything else works.
+    fn platform_secret(&self) -> Option<SecretString> {
+        let given = self.platform_key.platform_jwt_secret.is_some() || self.platform.env == Environment::Dev;
+        if !given {
+            tracing::warn!("AURA_PLATFORM_JWT_SECRET is not set: /engine/* of this worker refuses every key");
+        }
+        given.then(|| self.platform_key.secret())
     }
 }
 
@@ -89,8 +106,9 @@ async fn build(config: &Config, shutdown: &ShutdownHandle) -> Result<(Worker, Se
         LeaseKind::Auto | LeaseKind::Postgres => Arc::new(PostgresLease::new(&store)),
     };
     let settings = WorkerSettings { drain_timeout: config.shutdown.drain_timeout, ..config.worker.settings() };
-    let worker = Worker::new(WorkerDeps { store: store.clone(), bus: Arc::clone(&bus), lease, settings });
-    let router = router(probes(metrics, worker.status(), store, bus).until(shutdown), worker.status());
+    let worker = Worker::new(WorkerDeps { store: store.clone(), bus, lease, settings });
+    let probes = probes(metrics, worker.status(), store).until(shutdown);
+    let router = router(probes, worker.status()).merge(worker.routes(config.platform_secret()));
     let listener = http::bind(config.listen).await.component("http")?;
     Ok((worker, Server::start(listener, router, shutdown)?))
 }
@@ -99,14 +117,14 @@ fn router(probes: Probes, status: WorkerStatus) -> Router {
     probes.router().route("/status", get(move || std::future::ready(axum::Json(status.report()))))
 }
 
-fn probes(metrics: Metrics, status: WorkerStatus, store: Store, bus: SharedBus) -> Probes {
-    let health = move || std::future::ready(Report::ok(status.report()));
+fn probes(metrics: Metrics, status: WorkerStatus, store: Store) -> Probes {
+    let (alive, able) = (status.clone(), status);
+    let health = move || std::future::ready(Report { ok: alive.is_healthy(), body: alive.report() });
     let ready = move || {
-        let (store, bus) = (store.clone(), Arc::clone(&bus));
+        let (store, able) = (store.clone(), able.clone());
         async move {
-            // A standby is ready: else a rolling update waits for the slot that the old pod holds (F.11).
-            let (database, bus) = (store.ping().await.is_ok(), bus.state().borrow().connected);
-            Report { ok: database && bus, body: json!({"platform_database": database, "bus": bus}) }
+            let (database, ready) = (store.ping().await.is_ok(), able.is_ready());
+            Report { ok: database && ready, body: json!({"platform_database": database, "worker": ready}) }
         }
     };
     Probes::new(metrics).health(health).ready(ready)

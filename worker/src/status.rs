@@ -45,6 +45,11 @@ impl EngineStatus {
         }
     }
 
+    /// This worker holds its lease.
+    pub(crate) fn is_led(&self) -> bool {
+        self.epoch.is_some() && self.state != EngineState::Stopped
+    }
+
     /// Sets the gauges of the source; a position is given in bytes of log.
     pub(crate) fn measure(&self, source: SourceId) {
         let live = &self.live;

@@ -77,6 +77,7 @@ impl Supervisor {
         while self.process.borrow_and_update().is_none() {
             match View::read(&self.deps.store).await {
                 Ok(view) => {
+                    self.deps.rounds.beat(Instant::now());
                     self.follow(view);
                     desks.send_replace(self.actors.clone());
                 }

@@ -47,7 +47,8 @@ impl Watchlist {
         list.push(Arc::downgrade(engine));
     }
 
-    fn now(&self) -> Vec<Arc<Watched>> {
+    /// Those that live.
+    pub(crate) fn now(&self) -> Vec<Arc<Watched>> {
         self.lock().iter().filter_map(Weak::upgrade).collect()
     }
 

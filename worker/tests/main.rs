@@ -4,6 +4,7 @@
 
 mod delivery;
 mod faults;
+mod http;
 mod lifecycle;
 mod losses;
 mod pool;

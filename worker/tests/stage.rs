@@ -22,11 +22,14 @@ use aura_wire::{
     control::{Reply, Request, Subscription as WireSubscription},
 };
 use aura_worker::{Desk, Worker, WorkerDeps, WorkerSettings, WorkerStatus};
+use axum::Router;
 use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio_postgres::Client;
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Of platform keys.
+pub(crate) const PLATFORM_SECRET: &str = "a platform secret of 32 bytes and more";
 /// Who asks in these tests.
 pub(crate) const CALLER: Caller<'static> = Caller { actor: "test", request_id: None };
 
@@ -49,6 +52,8 @@ pub(crate) struct Stage {
 pub(crate) struct Running {
     pub(crate) status: WorkerStatus,
     pub(crate) desk: Desk,
+    /// Its `/engine` routes.
+    pub(crate) routes: Router,
     pub(crate) shutdown: ShutdownHandle,
     task: tokio::task::JoinHandle<Vec<EngineReport>>,
     runtime: Option<Runtime>,
@@ -206,9 +211,10 @@ impl Stage {
         let lease = Arc::new(PostgresLease::new(&store));
         let worker = Worker::new(WorkerDeps { store, bus: Arc::clone(&self.bus), lease, settings: settings.clone() });
         let (status, desk) = (worker.status(), worker.desk());
+        let routes = worker.routes(Some(PLATFORM_SECRET.into()));
         let shutdown = ShutdownHandle::new(settings.drain_timeout);
         let task = runtime.spawn(worker.run(shutdown.clone()));
-        Running { status, desk, task, shutdown, runtime: Some(runtime) }
+        Running { status, desk, routes, task, shutdown, runtime: Some(runtime) }
     }
 
     pub(crate) async fn run_worker(&self) -> Running {

@@ -19,8 +19,9 @@ use crate::{
     stop::Plan,
 };
 
-/// Rungs 1 to 3 take 500 ms at most (R-ENG-4): this for each of two waits.
-const CUT: Duration = Duration::from_millis(200);
+/// Rungs 1 to 3 take 500 ms at most (R-ENG-4): this for each of two waits. Less, so that the worker's own report of a
+/// forced stop comes before the api takes the end over, half a second after the deadline.
+const CUT: Duration = Duration::from_millis(100);
 /// A stop is answered within its deadline + 5 s: the SQL rungs end before that.
 const SQL_RUNGS: Duration = Duration::from_millis(4300);
 /// At the end of the process, which has 2 s after its deadline.

@@ -26,6 +26,7 @@ use std::{
 
 use aura_bus::SharedBus;
 use aura_domain::{EngineState, Epoch, Generation, Lsn, Position, WorkerId};
+use aura_flow::Heartbeat;
 use aura_lease::LeaseBackend;
 use aura_pgsource::{Sockets, SourceError, SourceUrl, slot as slot_names, visibility::VisibilityPool};
 use aura_store::{Source, Store};
@@ -76,6 +77,8 @@ pub(crate) struct EngineDeps {
     /// Fronts heard lately, over all engines: whom a new leader waits for.
     pub(crate) fronts: Arc<crate::fronts::Fronts>,
     pub(crate) watchlist: Watchlist,
+    /// When the supervisor last read the engines.
+    pub(crate) rounds: Heartbeat,
 }
 
 /// What a run brings to its engine.

@@ -21,6 +21,8 @@ pub(crate) struct Vitals {
     resolved: AtomicU64,
     sent: AtomicU64,
     server_end: AtomicU64,
+    /// The last time that a row was done with.
+    progress: Heartbeat,
     shards: Vec<Tally>,
     /// Start of the log record that is being read; 0 = none.
     record: AtomicU64,
@@ -59,6 +61,7 @@ impl Vitals {
             resolved: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             server_end: AtomicU64::new(0),
+            progress: Heartbeat::new(Instant::now()),
             shards: (0..shards).map(|_| Tally::default()).collect(),
             record: AtomicU64::new(0),
             generation: AtomicU32::new(0),
@@ -116,16 +119,22 @@ impl Vitals {
     }
 
     pub(crate) fn admitted(&self, shard: usize) {
+        if self.shards.get(shard).is_some_and(|tally| tally.read().abandoned == 0) {
+            // Nobody waited here until now.
+            self.progress.beat(Instant::now());
+        }
         self.count(shard, |tally| &tally.admitted, 1);
     }
 
     /// The bus has them, or nobody was to see them.
     pub(crate) fn delivered(&self, shard: usize, rows: usize) {
+        self.progress.beat(Instant::now());
         self.count(shard, |tally| &tally.delivered, rows);
     }
 
     /// The loss was announced.
     pub(crate) fn skipped(&self, shard: usize, rows: usize) {
+        self.progress.beat(Instant::now());
         self.count(shard, |tally| &tally.skipped, rows);
     }
 
@@ -179,6 +188,11 @@ impl Vitals {
     pub(crate) fn is_settled(&self) -> bool {
         let settled = |tally: &Tally| tally.buried.load(Ordering::SeqCst) || tally.read().abandoned == 0;
         self.shards.iter().all(settled)
+    }
+
+    /// How long rows have waited without any being done with; zero while none waits.
+    pub(crate) fn stuck_for(&self) -> Duration {
+        if self.is_settled() { Duration::ZERO } else { self.progress.age(Instant::now()) }
     }
 
     /// What became of the rows, as of now: what isn't delivered or skipped will come again.
