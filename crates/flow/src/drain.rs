@@ -211,7 +211,10 @@ impl DrainPlanner {
         let (limits, caps) = lay_out(budget, now);
         for n in 0..limits.len() {
             self.limits[n] = self.limits[n].min(limits[n]);
-            self.caps[n] = self.caps[n].min(caps[n]);
+            // The present phase has used some of its cap already.
+            if n > self.phase as usize {
+                self.caps[n] = self.caps[n].min(caps[n]);
+            }
         }
     }
 

@@ -36,6 +36,7 @@ pub struct Feedback {
     keepalive: Duration,
     advance: Duration,
     sent_at: Option<Instant>,
+    advanced_at: Option<Instant>,
     flushed: Lsn,
     asked: bool,
 }
@@ -47,7 +48,8 @@ impl Feedback {
     pub fn new(confirmed: Lsn, wal_sender_timeout: Duration, advance: Duration) -> Self {
         let quarter = if wal_sender_timeout.is_zero() { LONGEST } else { wal_sender_timeout / 4 };
         let keepalive = quarter.clamp(SHORTEST, LONGEST);
-        Self { keepalive, advance, sent_at: None, flushed: confirmed.max(Lsn(1)), asked: false }
+        let flushed = confirmed.max(Lsn(1));
+        Self { keepalive, advance, sent_at: None, advanced_at: None, flushed, asked: false }
     }
 
     /// The server asked for a reply.
@@ -57,28 +59,42 @@ impl Feedback {
 
     /// When the next status is due given the present resolved LSN; now or in the past = at once.
     pub fn due(&self, resolved: Lsn, now: Instant) -> Instant {
-        let Some(sent_at) = self.sent_at else { return now };
-        if self.asked {
-            return now;
-        }
+        let Some(sent_at) = self.sent_at.filter(|_| !self.asked) else { return now };
+        let silence = sent_at + self.keepalive;
         // Trailing edge: an advance inside the interval is sent when the interval ends, not with the next event.
-        let wait = if resolved > self.flushed { self.advance.min(self.keepalive) } else { self.keepalive };
-        sent_at + wait
+        if resolved > self.flushed { self.may_advance_at(now).min(silence) } else { silence }
+    }
+
+    fn may_advance_at(&self, now: Instant) -> Instant {
+        self.advanced_at.map_or(now, |at| at + self.advance)
     }
 
     /// Why a status should be sent now, if it should.
     pub fn is_due(&self, resolved: Lsn, now: Instant) -> Option<FeedbackKind> {
         let kind = match () {
             () if self.asked => FeedbackKind::Reply,
-            () if resolved > self.flushed => FeedbackKind::Advance,
+            () if resolved > self.flushed && now >= self.may_advance_at(now) => FeedbackKind::Advance,
             () => FeedbackKind::Keepalive,
         };
         (self.due(resolved, now) <= now).then_some(kind)
     }
 
-    /// The flush position to send; remembers that it was sent.
+    /// The flush position to send; remembers that it was sent. A status that is sent for another reason does not advance
+    /// sooner than the interval allows.
     pub fn send(&mut self, resolved: Lsn, now: Instant) -> Lsn {
-        self.flushed = self.flushed.max(resolved);
+        if now >= self.may_advance_at(now) { self.finish(resolved, now) } else { self.sent(now) }
+    }
+
+    /// The last flush position of the session, whatever the interval says.
+    pub fn finish(&mut self, resolved: Lsn, now: Instant) -> Lsn {
+        if resolved > self.flushed {
+            self.flushed = resolved;
+            self.advanced_at = Some(now);
+        }
+        self.sent(now)
+    }
+
+    fn sent(&mut self, now: Instant) -> Lsn {
         self.sent_at = Some(now);
         self.asked = false;
         self.flushed
@@ -131,9 +147,15 @@ mod tests {
         let start = Instant::now();
         let mut feedback = feedback(start, ms(100));
         let advanced = Lsn(200);
-        assert_eq!(feedback.is_due(advanced, start + ms(99)), None);
-        assert_eq!(feedback.is_due(advanced, start + ms(100)), Some(FeedbackKind::Advance));
-        assert_eq!(feedback.send(advanced, start + ms(100)), advanced);
+        assert_eq!(feedback.is_due(advanced, start + ms(1)), Some(FeedbackKind::Advance), "the last one is long ago");
+        assert_eq!(feedback.send(advanced, start + ms(1)), advanced);
+        let further = Lsn(300);
+        assert_eq!(feedback.is_due(further, start + ms(100)), None);
+        feedback.ask();
+        assert_eq!(feedback.send(further, start + ms(50)), advanced, "an answer doesn't advance too soon");
+        assert_eq!(feedback.is_due(further, start + ms(101)), Some(FeedbackKind::Advance));
+        assert_eq!(feedback.send(further, start + ms(101)), further);
+        assert_eq!(feedback.finish(Lsn(400), start + ms(102)), Lsn(400), "the final one is sent at once");
     }
 
     #[test]
@@ -172,15 +194,19 @@ mod tests {
             let mut feedback = feedback(start, ms(interval));
             let mut now = start;
             let (mut sent, mut sent_at, mut resolved) = (Lsn(100), start, Lsn(0));
+            let mut advanced_at: Option<Instant> = None;
             for (lsn, wait, asked) in steps {
                 // Whoever drives it looks at the latest when the next status is due.
                 let until = now + ms(wait);
                 loop {
-                    if let Some(kind) = feedback.is_due(resolved, now) {
+                    if feedback.is_due(resolved, now).is_some() {
                         let flushed = feedback.send(resolved, now);
-                        prop_assert!(flushed >= sent && flushed == sent.max(resolved));
-                        prop_assert!(flushed == sent || kind == FeedbackKind::Reply || now - sent_at >= ms(interval));
+                        prop_assert!(flushed == sent || flushed == resolved && resolved > sent);
                         prop_assert!(now - sent_at <= feedback.interval());
+                        if flushed > sent {
+                            prop_assert!(advanced_at.is_none_or(|at| now - at >= ms(interval)));
+                            advanced_at = Some(now);
+                        }
                         (sent, sent_at) = (flushed, now);
                     }
                     let due = feedback.due(resolved, now);
@@ -190,7 +216,7 @@ mod tests {
                 }
                 now = until;
                 // The model: behind by less than the interval, never more.
-                prop_assert!(resolved <= sent || now - sent_at < ms(interval));
+                prop_assert!(resolved <= sent || advanced_at.is_some_and(|at| now - at < ms(interval)));
                 resolved = resolved.max(Lsn(lsn));
                 if asked {
                     feedback.ask();

@@ -13,7 +13,7 @@ use aura_domain::Lsn;
 use self::session::Session;
 pub use self::session::{Opening, StatusUpdate};
 use crate::{
-    Culprit, Debounce, FeedbackKind, Outage, Owner, Quota, ResolvedTracker, Stall, StallWatch, Turn, row::Admission,
+    Culprit, Debounce, Outage, Owner, Quota, ResolvedTracker, RowClaim, Stall, StallWatch, Turn, row::Admission,
 };
 
 /// While waiting for memory it is looked at this often besides (R-MEM-5).
@@ -173,11 +173,20 @@ impl Reader {
         Some(Admission { owner, claim: self.tracker.admit(owner, lsn, now), memory, at: now })
     }
 
+    /// A row of the open transaction can't be used: the position doesn't pass it before its loss was announced.
+    pub fn claim(&mut self, owner: Owner, lsn: Lsn, now: Instant) -> RowClaim {
+        self.admitted += 1;
+        self.tracker.admit(owner, lsn, now)
+    }
+
     /// COMMIT was read; `end` is the end of its record, what is confirmed to the server.
     pub fn commit(&mut self, end: Lsn) {
         self.tracker.commit(end);
         self.boundary = self.boundary.max(end);
         self.received = self.received.max(end);
+        if let Some(session) = &mut self.session {
+            session.server_end = session.server_end.max(end);
+        }
     }
 
     /// A frame was read, up to `lsn`, whatever it was.
@@ -186,6 +195,7 @@ impl Reader {
         self.received = self.received.max(lsn);
         if let Some(session) = &mut self.session {
             session.reached = session.reached.max(lsn);
+            session.server_end = session.server_end.max(lsn);
         }
     }
 
@@ -227,8 +237,8 @@ impl Reader {
 
     /// What to do now.
     pub fn next(&mut self, now: Instant) -> Step {
-        let resolved = self.tracker.resolve();
-        self.stall.working(!self.tracker.is_settled(), now);
+        let resolved = self.resolve();
+        self.stall.working(self.works(), now);
         if let Some(stall) = self.stall.check(now) {
             self.withheld += 1;
             return Step::Fail(stall);
@@ -236,6 +246,17 @@ impl Reader {
         let step = self.filter_step(now).or_else(|| self.status_step(resolved, now)).or_else(|| self.memory_step(now));
         let step = step.or_else(|| self.holes_step(now));
         step.unwrap_or_else(|| Step::Wait { read: self.reads(), until: self.until(resolved, now) })
+    }
+
+    /// What may be confirmed: never beyond what the server itself has (R-ENG-8).
+    fn resolve(&mut self) -> Lsn {
+        let resolved = self.tracker.resolve();
+        self.session.as_ref().map_or(resolved, |session| resolved.min(session.server_end))
+    }
+
+    /// Rows are out, those of an older generation included, which no position waits for: their memory does.
+    fn works(&self) -> bool {
+        !self.tracker.is_settled() || self.quota.used() > 0
     }
 
     fn reads(&self) -> bool {
@@ -312,10 +333,10 @@ impl Reader {
 
     /// The last status of a session: what is resolved now.
     pub fn final_status(&mut self, now: Instant) -> Option<StatusUpdate> {
-        let resolved = self.tracker.resolve();
-        self.stall.working(!self.tracker.is_settled(), now);
+        let resolved = self.resolve();
+        self.stall.working(self.works(), now);
         let session = self.session.as_mut().filter(|_| self.stall.may_feed(now))?;
-        Some(session.status(FeedbackKind::Advance, resolved, self.received, now))
+        Some(session.last_status(resolved, self.received, now))
     }
 
     fn holes(&mut self, holes: usize, now: Instant) {

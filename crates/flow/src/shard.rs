@@ -11,7 +11,7 @@ use std::{
 use aura_domain::ProjectId;
 
 use self::lane::{Flight, Lane};
-use crate::row::Row;
+use crate::{row::Row, stall::ASLEEP};
 
 /// What a shard goes by.
 #[derive(Debug, Clone, Copy)]
@@ -282,6 +282,9 @@ impl<T> Shard<T> {
     /// Projects whose batch on the way is to be given up, since they have held things up for too long. Each is named once;
     /// idle ones of them are skipped without being named.
     pub fn cancels(&mut self, now: Instant) -> Vec<ProjectId> {
+        if self.skip_due().is_some_and(|at| now >= at + ASLEEP) {
+            self.floor = Some(now);
+        }
         let due: Vec<_> = self.overdue(now).collect();
         due.into_iter().filter(|project| self.give_up(*project)).collect()
     }
@@ -337,9 +340,13 @@ impl<T> Shard<T> {
     /// When to look again if nothing happens until then: the end of a linger, or somebody's patience.
     pub fn due(&self) -> Option<Instant> {
         let linger = self.ready.front().map(|(since, _)| *since + self.limits.linger);
+        [linger, self.skip_due()].into_iter().flatten().min()
+    }
+
+    fn skip_due(&self) -> Option<Instant> {
         let silent = self.by_ack.first().and_then(|(acked, _)| self.skip_at(*acked));
         let heavy = self.over.iter().filter_map(|project| self.too_heavy_at(project)).min();
-        [linger, silent, heavy].into_iter().flatten().min()
+        [silent, heavy].into_iter().flatten().min()
     }
 
     /// Seals whatever there is and goes on doing so: memory is short, or the engine drains (R-MEM-6).

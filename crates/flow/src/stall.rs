@@ -1,5 +1,9 @@
 use std::time::{Duration, Instant};
 
+/// A deadline that is found so long after it passed says that this process slept (SIGSTOP, a paused machine), not that
+/// anybody else was silent: then the time begins anew.
+pub(crate) const ASLEEP: Duration = Duration::from_secs(5);
+
 /// Why an engine that has work must not go on as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stall {
@@ -94,8 +98,14 @@ impl StallWatch {
     }
 
     /// Whether the engine must end.
-    pub fn check(&self, now: Instant) -> Option<Stall> {
-        (now >= self.due()?).then_some(if self.outage_since.is_some() { Stall::Outage } else { Stall::Sink })
+    pub fn check(&mut self, now: Instant) -> Option<Stall> {
+        let due = self.due()?;
+        if now >= due + ASLEEP {
+            self.acked(now);
+            self.outage_since = self.outage_since.map(|_| now);
+            return None;
+        }
+        (now >= due).then_some(if self.outage_since.is_some() { Stall::Outage } else { Stall::Sink })
     }
 
     /// When it must end if nothing happens until then.
@@ -140,6 +150,14 @@ mod tests {
         watch.acked(start + s(119));
         assert_eq!(watch.check(start + s(238)), None);
         assert_eq!(watch.check(start + s(239)), Some(Stall::Sink));
+    }
+
+    #[test]
+    fn r_sh_5_a_process_that_slept_does_not_blame_others() {
+        let start = Instant::now();
+        let mut watch = watch(start);
+        assert_eq!(watch.check(start + s(300)), None);
+        assert_eq!(watch.check(start + s(420)), Some(Stall::Sink), "the time has begun anew");
     }
 
     #[test]

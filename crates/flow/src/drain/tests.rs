@@ -73,6 +73,19 @@ fn r_sd_4_a_second_signal_leaves_one_second_for_the_position() {
 }
 
 #[test]
+fn r_sd_4_a_second_signal_does_not_blame_the_phase_it_meets() {
+    let start = Instant::now();
+    let mut plan = DrainPlanner::new(Budget::shutdown(Duration::from_secs(25)), start);
+    for _ in 0..4 {
+        plan.on(DrainEvent::Finished, start);
+    }
+    assert_eq!(plan.on(DrainEvent::Hurry, start + ms(700)), Phase::Leave);
+    assert_eq!(plan.ends(), start + ms(1000), "its own cap, or a second from now");
+    assert_eq!(plan.on(DrainEvent::Finished, start + ms(800)), Phase::Done);
+    assert!(!plan.times().overrun);
+}
+
+#[test]
 fn r_eng_3_a_second_stop_can_only_shorten() {
     let start = Instant::now();
     let mut plan = DrainPlanner::new(Budget::stop(ms(10_000)), start);

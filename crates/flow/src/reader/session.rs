@@ -17,6 +17,8 @@ pub struct Opening {
     pub start: Lsn,
     /// The slot's confirmed LSN at connect.
     pub confirmed: Lsn,
+    /// The server's WAL end at connect.
+    pub wal_end: Lsn,
     /// From where on its filter holds: a publication that was just changed holds later than `start`.
     pub holds_from: Lsn,
     /// The server's; zero = none.
@@ -49,6 +51,8 @@ pub(super) struct Session {
     pub(super) e: Lsn,
     /// End of what this session has read.
     pub(super) reached: Lsn,
+    /// The end of the server's log, as far as it was told.
+    pub(super) server_end: Lsn,
     pub(super) covered: bool,
     ask: Duration,
 }
@@ -60,6 +64,7 @@ impl Session {
             started: now,
             e: opening.start.max(opening.holds_from),
             reached: Lsn::ZERO,
+            server_end: opening.wal_end.max(opening.confirmed),
             covered: false,
             ask: ASK,
         }
@@ -91,5 +96,11 @@ impl Session {
         }
         let flushed = self.feedback.send(resolved, now);
         StatusUpdate { written: flushed.max(received), flushed, ask: !self.covered, kind, gap }
+    }
+
+    /// The last one of the session: whatever the interval says.
+    pub(super) fn last_status(&mut self, resolved: Lsn, received: Lsn, now: Instant) -> StatusUpdate {
+        self.feedback.finish(resolved, now);
+        self.status(FeedbackKind::Advance, resolved, received, now)
     }
 }

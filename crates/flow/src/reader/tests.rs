@@ -1,5 +1,5 @@
 use super::*;
-use crate::row::Row;
+use crate::{FeedbackKind, row::Row};
 
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -19,7 +19,8 @@ fn limits() -> ReaderLimits {
 
 fn opening(start: u64, holes: usize) -> Opening {
     let (start, holds_from) = (Lsn(start), Lsn::ZERO);
-    Opening { start, confirmed: Lsn(100), holds_from, wal_sender_timeout: s(60), holes }
+    let wal_end = start;
+    Opening { start, confirmed: Lsn(100), wal_end, holds_from, wal_sender_timeout: s(60), holes }
 }
 
 /// A reader in a session that has reached E, with the statuses of that sent.

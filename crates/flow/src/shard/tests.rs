@@ -231,6 +231,17 @@ fn r_sh_3_nobody_is_skipped_for_a_known_outage() {
     assert_eq!(rig.shard.cancels(over + SKIP_AFTER), [project(1)]);
 }
 
+#[test]
+fn r_sh_3_a_process_that_slept_skips_nobody_for_it() {
+    let mut rig = Rig::new();
+    let now = rig.start;
+    rig.push(1, 10, now);
+    let _stuck = rig.start(now);
+    let awake = now + 2 * SKIP_AFTER;
+    assert!(rig.shard.cancels(awake).is_empty());
+    assert_eq!(rig.shard.cancels(awake + SKIP_AFTER), [project(1)], "the time has begun anew");
+}
+
 /// A project that holds more than a fifth all the time is in the way only if its rows are as old: one that gets on with a
 /// large transaction is not skipped, one that gets on too slowly is.
 #[test]
@@ -244,8 +255,11 @@ fn r_sh_3_a_heavy_project_is_skipped_when_its_rows_grow_old() {
         }
         while named.is_empty() && now < rig.start + 2 * SKIP_AFTER {
             let batch = rig.start(now).remove(0);
-            now += pace;
-            named = rig.shard.cancels(now);
+            let until = now + pace;
+            while now < until {
+                now += ms(1000);
+                named.extend(rig.shard.cancels(now));
+            }
             rig.done(batch, now);
             rig.push(1, 600, now);
         }
