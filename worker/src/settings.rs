@@ -21,6 +21,12 @@ pub struct WorkerSettings {
     pub watchdog_limit: Duration,
     /// Sources are taken from nobody before the pool has been the same for this long (R-LEASE-3).
     pub settle: Duration,
+    /// A project without a single acknowledgement for so long is skipped with an announced gap (R-SH-3).
+    pub skip_after: Duration,
+    /// An engine whose work stands still for so long, though nothing is known to be away, fails (R-SH-5).
+    pub stall_limit: Duration,
+    /// A known outage may last so long.
+    pub outage_limit: Duration,
     /// `LEASE_DURATION_SECS`.
     pub lease_duration: Duration,
     /// Largest event in bytes; a larger one is reduced (R-BIG-4).
@@ -41,6 +47,9 @@ impl Default for WorkerSettings {
             zombie_after: Duration::from_secs(300),
             watchdog_limit: Duration::from_secs(30),
             settle: Duration::from_secs(30),
+            skip_after: Duration::from_secs(60),
+            stall_limit: Duration::from_secs(120),
+            outage_limit: Duration::from_secs(900),
             lease_duration: Duration::from_secs(15),
             max_event_bytes: 8 << 20,
             visibility_connections: 16,

@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use aura_bus::{Bus, BusError, ConnectionState, MemoryBus, Message, Subject, Subscription};
 use tokio::sync::{RwLock, watch};
 
-/// Takes everything but changes of the table `refused`, panics over those of `poison`, and takes no batch while it is held.
-#[derive(Default)]
+/// Takes everything but changes of the table `refused`, is silent about those of `stuck`, panics over those of `poison`,
+/// and takes no batch while it is held.
 pub(crate) struct Faulty {
     bus: MemoryBus,
     pub(crate) batches: AtomicUsize,
@@ -25,6 +25,31 @@ pub(crate) struct Faulty {
     pub(crate) away: AtomicBool,
     /// Batches that were taken to the end.
     pub(crate) taken: AtomicUsize,
+    state: watch::Sender<ConnectionState>,
+}
+
+impl Default for Faulty {
+    fn default() -> Self {
+        let bus = MemoryBus::new();
+        let state = watch::Sender::new(*bus.state().borrow());
+        Self {
+            bus,
+            state,
+            batches: AtomicUsize::default(),
+            hold: RwLock::default(),
+            block: Gate::default(),
+            away: AtomicBool::default(),
+            taken: AtomicUsize::default(),
+        }
+    }
+}
+
+impl Faulty {
+    /// Away, and known to be.
+    pub(crate) fn disconnect(&self, away: bool) {
+        self.away.store(away, Ordering::SeqCst);
+        self.state.send_modify(|state| state.connected = !away);
+    }
 }
 
 /// Blocks threads.
@@ -58,6 +83,9 @@ impl Bus for Faulty {
         if messages.iter().any(|message| message.subject.as_str().ends_with(".poison")) {
             panic!("as a bug would");
         }
+        if messages.iter().any(|message| message.subject.as_str().ends_with(".stuck")) {
+            std::future::pending::<()>().await;
+        }
         if messages.iter().any(|message| message.subject.as_str().ends_with(".refused")) {
             return Err(BusError::Refused("permissions violation".to_owned()));
         }
@@ -78,7 +106,7 @@ impl Bus for Faulty {
     }
 
     fn state(&self) -> watch::Receiver<ConnectionState> {
-        self.bus.state()
+        self.state.subscribe()
     }
 
     fn max_payload(&self) -> usize {

@@ -4,6 +4,7 @@
 
 mod delivery;
 mod faults;
+mod flow;
 mod http;
 mod lifecycle;
 mod losses;

@@ -234,7 +234,7 @@ pub struct Culprit {
     pub shard: usize,
     /// Project.
     pub project: ProjectId,
-    /// Commit LSN of its oldest unacknowledged row.
+    /// LSN of its oldest unacknowledged row.
     pub lsn: Lsn,
     /// That row's age in seconds.
     pub seconds: f64,
@@ -250,6 +250,9 @@ pub struct FlowLive {
     pub quota_bytes: u64,
     /// Reading is paused since then, RFC 3339.
     pub paused_since: Option<String>,
+    /// Why: `bus` or `source` is away, or `quota`: rows come faster than they go.
+    #[serde(default)]
+    pub pause_reason: Option<String>,
     /// Pauses so far.
     pub pauses: u64,
     /// Who holds the position back; `None` when nothing is out.

@@ -3,6 +3,9 @@ use std::{fmt, io, time::Duration};
 use postgres_protocol::message::backend::ErrorResponseBody;
 use tokio_postgres::error::{Severity, SqlState};
 
+/// The step of [`SourceError::Timeout`] in which no statement is under way yet.
+pub(crate) const CONNECTING: &str = "connecting";
+
 /// What went wrong with a source database. The texts never hold a DSN, a key or a row's values.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
@@ -84,6 +87,16 @@ impl SourceError {
             Self::Server(error) => error.fatal,
             Self::Sql(error) => sql_connection_is_gone(error),
             Self::Url(_) | Self::Tls(_) | Self::Auth(_) | Self::Protocol(_) => false,
+        }
+    }
+
+    /// Whether the server can't be reached: a connection broke or could not be made. A statement that takes too long,
+    /// since somebody holds a lock, says nothing about that.
+    pub fn is_unreachable(&self) -> bool {
+        match self {
+            Self::Timeout { what, .. } => *what == CONNECTING,
+            Self::Shut => false,
+            _ => self.is_connection_error(),
         }
     }
 

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio_postgres::{Client, NoTls, error::SqlState};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::{Sockets, SourceError, SourceUrl, transport};
+use crate::{Sockets, SourceError, SourceUrl, error::CONNECTING, transport};
 
 /// How long a dropped connection may take to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
@@ -56,7 +56,7 @@ pub async fn connect_sql(
     timeout: Duration,
 ) -> Result<SqlConnection, SourceError> {
     let connect = Box::pin(connect(url, application_name, sockets));
-    let limit = SourceError::Timeout { what: "connecting", limit: timeout };
+    let limit = SourceError::Timeout { what: CONNECTING, limit: timeout };
     tokio::time::timeout(timeout, connect).await.map_err(|_| limit)?
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use aura_domain::EngineState;
+use aura_flow::Stall;
 use aura_pgsource::{SourceError, SqlState};
 use aura_store::StoreError;
 
@@ -34,6 +35,9 @@ pub(crate) enum EngineError {
     /// A try to make the slot was cut off, and what was left of it has been ended.
     #[error("the slot is half made")]
     SlotHalfMade,
+    /// Rows are out and nothing moves (R-SH-5).
+    #[error("{}", stalled(*.0))]
+    Stalled(Stall),
     /// The server says goodbye in the middle of the stream.
     #[error("the server ends the stream")]
     SourceEnds,
@@ -67,7 +71,7 @@ impl EngineError {
             Self::SlotInUse { pid, name } => Some(format!("pid {pid} ({name})")),
             Self::SlotOfOtherDatabase(database) => Some(format!("it reads {database}")),
             Self::Source(error) => Some(error.to_string()),
-            Self::SlotLost { .. } => Some(self.to_string()),
+            Self::SlotLost { .. } | Self::Stalled(_) => Some(self.to_string()),
             Self::Store(_) | Self::PluginMissing | Self::SlotHalfMade | Self::SourceEnds => None,
         };
         Observed { state, code: Some(reason), detail }
@@ -87,6 +91,8 @@ impl EngineError {
             Self::SlotLost { .. } => failed("slot_lost"),
             Self::SlotHalfMade => backoff("slot_half_made"),
             Self::SourceEnds => leaving,
+            Self::Stalled(Stall::Sink) => failed("sink"),
+            Self::Stalled(Stall::Outage) => failed("outage"),
             Self::Store(StoreError::Fenced) => failed("fenced"),
             Self::Store(_) => backoff("platform_database_unreachable"),
             Self::Source(error) => match error.sqlstate() {
@@ -102,6 +108,13 @@ impl EngineError {
     }
 }
 
+fn stalled(stall: Stall) -> &'static str {
+    match stall {
+        Stall::Sink => "rows are out and none was acknowledged for too long, though nothing is known to be away",
+        Stall::Outage => "the bus or the source has been away for too long",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,6 +126,8 @@ mod tests {
             (EngineError::SlotOfOtherDatabase("app".to_owned()), "slot_of_other_database"),
             (EngineError::Store(StoreError::Fenced), "fenced"),
             (EngineError::SlotLost { what: "lost", why: "of a test" }, "slot_lost"),
+            (EngineError::Stalled(Stall::Sink), "sink"),
+            (EngineError::Stalled(Stall::Outage), "outage"),
         ];
         for (error, reason) in failed {
             let policy = error.policy();

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use aura_bus::{BusError, Headers, Message, Subject};
+use aura_bus::{Headers, Message, Subject};
 use aura_domain::{Position, ProjectId};
 use aura_flow::RowClaim;
 use aura_store::{NewGap, Store, StoreError};
@@ -21,8 +21,6 @@ use crate::subs::control::Control;
 
 /// First and longest pause between two tries to publish.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// A message that the bus refuses for what it is, and not for a fault of the moment, is refused again.
-const REFUSALS: u32 = 5;
 
 /// A loss.
 #[derive(Debug)]
@@ -110,7 +108,7 @@ impl Loss {
         self.opens_generation |= other.opens_generation;
     }
 
-    fn message(&self, control: &Control) -> Message {
+    pub(super) fn message(&self, control: &Control) -> Message {
         let (source, epoch, project) = (control.source, control.epoch, self.project);
         let gap = GapEnvelope {
             v: 1,
@@ -157,51 +155,46 @@ impl Announcer {
                 added.await;
                 continue;
             };
-            self.publish(message).await;
+            publish(&self.control, message).await;
             if let Some(loss) = self.gaps.done(&self.vitals) {
                 self.acked.notify_one();
-                self.record(&loss).await;
+                record(&self.control, &self.store, &loss).await;
             }
         }
     }
+}
 
-    /// Until the bus has it.
-    async fn publish(&self, message: Message) {
-        let (mut pause, longest) = PAUSE;
-        let (mut failed, mut refusals) = (false, 0);
-        let batch = [message];
-        loop {
-            self.control.await_fronts(failed).await;
-            match self.control.bus.publish_batch(&batch).await {
-                Ok(()) => return,
-                Err(BusError::Refused(reason)) if refusals >= REFUSALS => {
-                    tracing::error!(source = %self.control.source, %reason, "the bus refuses to announce a gap");
-                    metrics::counter!("cdc_gaps_unannounced_total").increment(1);
-                    return;
-                }
-                Err(error) => {
-                    refusals += u32::from(matches!(error, BusError::Refused(_)));
-                    tracing::warn!(source = %self.control.source, %error, "gap not announced, trying again");
-                    failed = true;
-                }
+/// Publishes the announcement until the bus has it, however long that takes: what nobody was told of is never acknowledged
+/// (G8). A bus that refuses even that is a stall like any other.
+pub(super) async fn publish(control: &Control, message: Message) {
+    let (mut pause, longest) = PAUSE;
+    let mut failed = false;
+    let batch = [message];
+    loop {
+        control.await_fronts(failed).await;
+        match control.bus.publish_batch(&batch).await {
+            Ok(()) => return,
+            Err(error) => {
+                tracing::warn!(source = %control.source, %error, "gap not announced, trying again");
+                failed = true;
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(longest);
         }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(longest);
     }
+}
 
-    /// For operators; the clients know already. A generation's is recorded when it is entered.
-    async fn record(&self, loss: &Loss) {
-        if loss.opens_generation {
-            return;
-        }
-        let (source, epoch) = (self.control.source, self.control.epoch);
-        let (from, to) = loss.range.unzip();
-        let reason = word(loss.reason);
-        let gap = NewGap { source, project: Some(loss.project), from, to, reason: &reason };
-        match self.store.record_gap(epoch, gap).await {
-            Ok(()) | Err(StoreError::Fenced) => {}
-            Err(error) => tracing::warn!(%source, %error, "gap not recorded"),
-        }
+/// For operators; the clients know already. A generation's is recorded when it is entered.
+pub(super) async fn record(control: &Control, store: &Store, loss: &Loss) {
+    if loss.opens_generation {
+        return;
+    }
+    let (source, epoch) = (control.source, control.epoch);
+    let (from, to) = loss.range.unzip();
+    let reason = word(loss.reason);
+    let gap = NewGap { source, project: Some(loss.project), from, to, reason: &reason };
+    match store.record_gap(epoch, gap).await {
+        Ok(()) | Err(StoreError::Fenced) => {}
+        Err(error) => tracing::warn!(%source, %error, "gap not recorded"),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    sync::{Arc, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -16,8 +16,15 @@ use aura_store::{RegistrationStatus, Store};
 use aura_wire::{ChangeEnvelope, GapEnvelope, GapReason};
 use futures_util::future::join_all;
 use serde_json::value::RawValue;
+use tokio::sync::Semaphore;
 
-use super::{registry::RegisteredTable, shard::Row, vitals::Vitals};
+use super::{
+    gaps::{self, Loss},
+    outage::Outages,
+    registry::RegisteredTable,
+    shard::Row,
+    vitals::Vitals,
+};
 use crate::{
     encode::{Encoder, OldRow, Projection},
     subs::{control::Control, index::ActiveSubscription},
@@ -25,6 +32,11 @@ use crate::{
 
 /// A list of ids is split beyond this (design §9).
 const MAX_IDS: usize = 10_000;
+
+/// Checks of one batch at once, a table each (R-SH-1): the rest of the connections are other projects'.
+const PROJECT_INFLIGHT: usize = 4;
+/// What a message holds besides its payload.
+const MESSAGE_OVERHEAD: usize = 256;
 
 /// What the whole engine shares.
 pub(crate) struct Judge {
@@ -36,6 +48,9 @@ pub(crate) struct Judge {
     pub(crate) disabling: Arc<tokio::sync::RwLock<()>>,
     /// R-BIG-4: `min(max_event_bytes, max_payload)` less room for the envelope.
     pub(crate) max_event_bytes: usize,
+    pub(crate) outages: Arc<Outages>,
+    /// Highest `seq` that each project's messages have used, received or not.
+    pub(crate) issued: Mutex<HashMap<ProjectId, u64>>,
 }
 
 /// What a project keeps from batch to batch.
@@ -50,10 +65,6 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(project: ProjectId) -> Self {
-        Self { project, seq: 0, encoders: HashMap::new(), at: None, missing: HashSet::new() }
-    }
-
     /// See the field.
     pub(crate) fn at(&self) -> Option<Position> {
         self.at
@@ -84,11 +95,24 @@ struct Placed {
 }
 
 impl Judge {
+    /// A lane that goes on counting where the project's last one stopped: fronts drop a number that they have seen.
+    pub(crate) fn lane(&self, project: ProjectId) -> Lane {
+        let seq = self.issued.lock().unwrap_or_else(PoisonError::into_inner).get(&project).copied().unwrap_or(0);
+        Lane { project, seq, encoders: HashMap::new(), at: None, missing: HashSet::new() }
+    }
+
     /// Judges and publishes a batch; returns when the bus has received all of it, or what it could not be given was
-    /// announced as a gap. Retries for as long as the source or the bus is away; the caller cancels.
-    pub(crate) async fn deliver(&self, lane: &mut Lane, rows: &[Row]) {
+    /// announced as a gap; answers how many rows that were. Retries for as long as the source or the bus is away; the
+    /// caller cancels. A `hot` shard doesn't look ahead: one table after the other (R-SH-2).
+    pub(crate) async fn deliver(&self, lane: &mut Lane, rows: &[Row], hot: bool) -> usize {
         let (batches, placed) = self.place(rows);
-        let outcomes = join_all(batches.iter().map(|batch| self.check(batch))).await;
+        let permits = Semaphore::new(if hot { 1 } else { PROJECT_INFLIGHT });
+        let outcomes = join_all(batches.iter().map(|batch| async {
+            let _permit = permits.acquire().await;
+            self.check(batch).await
+        }))
+        .await;
+        let mut memory = rows[0].growth();
         // Held until the bus has the batch: a PUT false is answered only after it.
         let _publishing = self.disabling.read().await;
         let registry = Arc::clone(&self.control.registry.borrow());
@@ -96,27 +120,49 @@ impl Judge {
         for (batch, outcome) in batches.iter().zip(&outcomes) {
             self.note_gaps(batch, outcome, rows, &placed, &mut messages);
         }
+        let mut skipped = 0;
         for (row, placed) in rows.iter().zip(&placed) {
-            lane.at = Some(row.change.position);
+            lane.at = Some(row.body.change.position);
             let outcome = &outcomes[placed.batch];
-            if !registry.still_admits(&row.table, row.change.position.commit) {
+            if !registry.still_admits(&row.body.table, row.body.change.position.commit) {
                 metrics::counter!("cdc_skipped_rows_total", "reason" => "disabled").increment(1);
                 continue;
             }
             if let Some(table) = outcome.table.as_ref().filter(|_| outcome.oid_matches) {
                 let judged = Judged { table, outcome };
+                let before = messages.len();
                 self.row_messages(lane, row, placed, &judged, &mut messages);
+                // What is encoded is held until the bus has it (R-MEM-2).
+                memory.grow(messages[before..].iter().map(|message| message.payload.len() + MESSAGE_OVERHEAD).sum());
+            } else {
+                skipped += 1;
             }
         }
         lane.at = None;
+        self.issued.lock().unwrap_or_else(PoisonError::into_inner).insert(lane.project, lane.seq);
         if !self.publish(&messages).await {
-            let positions: Vec<_> = rows.iter().map(|row| row.change.position).collect();
-            self.publish(&[self.gap(lane.project, &positions, GapReason::Bus, None, None)]).await;
+            skipped = rows.len();
+            let positions: Vec<_> = rows.iter().map(|row| row.body.change.position).collect();
+            gaps::publish(&self.control, self.gap(lane.project, &positions, GapReason::Bus, None, None)).await;
         }
         for (batch, _) in batches.iter().zip(&outcomes).filter(|(_, outcome)| !outcome.oid_matches) {
             self.note_missing(lane, batch.table).await;
         }
         self.control.seqs.lock().unwrap_or_else(PoisonError::into_inner).insert(lane.project, lane.seq);
+        skipped
+    }
+
+    /// R-SH-3: tells the project's subscribers that they miss these rows; returns when the bus has received it.
+    pub(crate) async fn skip(&self, project: ProjectId, rows: &[Row]) {
+        let place = |row: &Row| row.body.change.position;
+        let range = rows.first().map(place).zip(rows.last().map(place));
+        let Some((from, to)) = range else { return };
+        metrics::counter!("cdc_skipped_rows_total", "reason" => "skipped").increment(rows.len() as u64);
+        tracing::error!(source = %self.control.source, %project, rows = rows.len(), %from, %to,
+            "a project held everybody up, its rows are skipped");
+        let loss = Loss { range, ..Loss::up_to_now(project, GapReason::Skipped, None) };
+        gaps::publish(&self.control, loss.message(&self.control)).await;
+        gaps::record(&self.control, &self.store, &loss).await;
     }
 
     /// Finds each row's subscribers and sorts rows by table. The lock is held for memory work only.
@@ -125,18 +171,19 @@ impl Judge {
         let mut batches: Vec<TableBatch<'a>> = Vec::new();
         let mut placed = Vec::with_capacity(rows.len());
         for row in rows {
-            let same = |batch: &TableBatch<'_>| Arc::ptr_eq(batch.table, &row.table);
+            let same = |batch: &TableBatch<'_>| Arc::ptr_eq(batch.table, &row.body.table);
             let at = batches.iter().position(same).unwrap_or_else(|| {
-                batches.push(TableBatch::new(&row.table));
+                batches.push(TableBatch::new(&row.body.table));
                 batches.len() - 1
             });
             let batch = &mut batches[at];
-            if batch.xids.last() != Some(&row.change.xid) {
-                batch.xids.push(row.change.xid);
+            if batch.xids.last() != Some(&row.body.change.xid) {
+                batch.xids.push(row.body.change.xid);
             }
-            let deciding = row.change.new.as_ref().or(row.change.old.as_ref());
-            let found =
-                deciding.map(|image| index.matching(&row.table.key, row.change.kind, image)).unwrap_or_default();
+            let deciding = row.body.change.new.as_ref().or(row.body.change.old.as_ref());
+            let found = deciding
+                .map(|image| index.matching(&row.body.table.key, row.body.change.kind, image))
+                .unwrap_or_default();
             placed.push(batch.place(at, row, found));
         }
         (batches, placed)
@@ -159,7 +206,10 @@ impl Judge {
                 identities: &identities,
             };
             match self.control.visibility.check(request).await {
-                Ok(outcome) => return outcome,
+                Ok(outcome) => {
+                    self.outages.source(false);
+                    return outcome;
+                }
                 Err(error) => self.wait_out(&error, &mut pause).await,
             }
         }
@@ -168,6 +218,9 @@ impl Judge {
     async fn wait_out(&self, error: &SourceError, pause: &mut Duration) {
         tracing::warn!(source = %self.control.source, %error, "visibility can't be judged now, retrying");
         metrics::counter!("cdc_visibility_outages_total").increment(1);
+        if error.is_unreachable() {
+            self.outages.source(true);
+        }
         tokio::time::sleep(*pause).await;
         *pause = (*pause * 2).min(Duration::from_secs(5));
     }
@@ -182,12 +235,12 @@ impl Judge {
         placed: &[Placed],
         messages: &mut Vec<Message>,
     ) {
-        let concerned = |placed: &&(&Row, &Placed)| Arc::ptr_eq(&placed.0.table, batch.table);
+        let concerned = |placed: &&(&Row, &Placed)| Arc::ptr_eq(&placed.0.body.table, batch.table);
         let mine: Vec<_> = rows.iter().zip(placed).collect();
         let mine = mine.iter().filter(concerned);
         let table = [batch.table.key.schema.clone(), batch.table.key.table.clone()];
         if !outcome.oid_matches {
-            let positions: Vec<_> = mine.map(|(row, _)| row.change.position).collect();
+            let positions: Vec<_> = mine.map(|(row, _)| row.body.change.position).collect();
             metrics::counter!("cdc_skipped_rows_total", "reason" => "oid").increment(positions.len() as u64);
             tracing::warn!(source = %self.control.source, table = %batch.table.relation.table, rows = positions.len(),
                 "the table under this name isn't the registered one, rows dropped");
@@ -201,7 +254,7 @@ impl Judge {
             let before = ids.len();
             ids.extend(failed.map(|(sub, _)| sub.sub_id));
             if ids.len() > before {
-                positions.push(row.change.position);
+                positions.push(row.body.change.position);
             }
         }
         if !ids.is_empty() {
@@ -254,7 +307,7 @@ impl Judge {
         judged: &Judged<'_>,
         messages: &mut Vec<Message>,
     ) {
-        if row.change.kind == ChangeKind::Truncate {
+        if row.body.change.kind == ChangeKind::Truncate {
             return;
         }
         let mut audiences: BTreeMap<Projection, Vec<SubId>> = BTreeMap::new();
@@ -274,7 +327,7 @@ impl Judge {
         for (m, (projection, mut ids)) in (0..).zip(audiences) {
             ids.sort_unstable();
             ids.dedup();
-            let data = encoder.encode(&row.change, &projection, self.max_event_bytes);
+            let data = encoder.encode(&row.body.change, &projection, self.max_event_bytes);
             self.parts(seq, row, m, &ids, &data, messages);
         }
     }
@@ -285,7 +338,7 @@ impl Judge {
         let room =
             (self.control.bus.max_payload().saturating_sub((16 << 10) + data.get().len()) / 21).clamp(100, MAX_IDS);
         let chunks: Vec<&[SubId]> = if ids.is_empty() { vec![&[]] } else { ids.chunks(room).collect() };
-        let key = &row.table.key;
+        let key = &row.body.table.key;
         let subject = Subject::changes(key.project, &key.schema, &key.table);
         let parts = u32::try_from(chunks.len()).expect("fewer parts than ids");
         for (part, ids) in (0..).zip(chunks) {
@@ -295,9 +348,9 @@ impl Judge {
                 project: key.project,
                 source: self.control.source,
                 seq: *seq,
-                position: row.change.position,
+                position: row.body.change.position,
                 m,
-                kind: row.change.kind.as_str(),
+                kind: row.body.change.kind.as_str(),
                 schema: &key.schema,
                 table: &key.table,
                 allowed_sub_ids: ids,
@@ -359,8 +412,8 @@ impl<'a> TableBatch<'a> {
             found.into_iter().map(|sub| (Arc::clone(&sub), self.identity(&sub.identity))).collect();
         // Without a subscriber there is nothing to judge about the images.
         let judged = !subscribers.is_empty();
-        let new = row.change.new.as_ref().filter(|_| judged).map(|image| self.image(image));
-        let old = row.change.old.as_ref().filter(|_| judged).map(|image| self.image(image));
+        let new = row.body.change.new.as_ref().filter(|_| judged).map(|image| self.image(image));
+        let old = row.body.change.old.as_ref().filter(|_| judged).map(|image| self.image(image));
         Placed { batch, new, old, subscribers }
     }
 
@@ -381,8 +434,8 @@ impl<'a> TableBatch<'a> {
 }
 
 fn encoder<'e>(encoders: &'e mut HashMap<u32, Encoder>, row: &Row, table: &Arc<TableCatalog>) -> &'e mut Encoder {
-    let fresh = || Encoder::new(Arc::clone(table), &row.table.key.schema, &row.table.key.table);
-    let encoder = encoders.entry(row.table.oid).or_insert_with(fresh);
+    let fresh = || Encoder::new(Arc::clone(table), &row.body.table.key.schema, &row.body.table.key.table);
+    let encoder = encoders.entry(row.body.table.oid).or_insert_with(fresh);
     if !Arc::ptr_eq(encoder.catalog(), table) {
         *encoder = fresh();
     }

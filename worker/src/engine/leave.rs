@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use aura_domain::{EngineState, Generation, Lsn, Timed};
-use aura_flow::{DrainEvent, DrainPlanner, Phase};
+use aura_flow::{DrainEvent, DrainPlanner, Phase, Step};
 use aura_pgsource::slot;
 use tokio::{
     sync::watch,
@@ -94,7 +94,7 @@ impl Session<'_> {
         engine.observe(Observed::new(EngineState::Draining, None));
         let mut drain = Drain::new(engine);
         // Nothing is read from here on, and what was read is with the shards.
-        intake.flush();
+        intake.drain();
         drain.on(DrainEvent::Finished);
         drain.on(DrainEvent::Finished);
         let alive = self.drain(&mut drain, &mut stream, intake).await;
@@ -120,29 +120,35 @@ impl Session<'_> {
     /// Waits until every row that was read is acknowledged, or time is up. False = the stream is gone.
     async fn drain(&self, drain: &mut Drain<'_>, stream: &mut Stream, intake: &mut Intake) -> bool {
         let vitals = &self.engine.vitals;
+        let mut outages = self.engine.outages.watch();
         let mut say = Instant::now() + PROGRESS;
         while drain.plan.phase() == Phase::Drain {
             let now = Instant::now();
             vitals.heartbeat.beat(now);
-            let resolved = intake.tracker.resolve();
-            if vitals.is_settled() {
-                drain.on(DrainEvent::Finished);
-                break;
-            }
-            if stream.feedback.is_due(resolved, now).is_some() && self.send_status(stream, intake, false).await.is_err()
-            {
-                return false;
-            }
+            let until = match intake.reader.next(now) {
+                _ if vitals.is_settled() => {
+                    drain.on(DrainEvent::Finished);
+                    break;
+                }
+                Step::Status(status) => match self.send_status(stream, intake, status).await {
+                    Ok(()) => continue,
+                    Err(_) => return false,
+                },
+                // Nothing moves and nobody knows why: no reason to wait for the rest of the time.
+                Step::Fail(_) => return false,
+                Step::Wait { until, .. } => until,
+                _ => continue,
+            };
             if now >= say {
                 say = now + PROGRESS;
                 let left = drain.plan.ends().saturating_duration_since(now).as_secs();
                 tracing::info!(source = %self.engine.source.id, rows = vitals.rows().abandoned, left, "draining");
             }
-            let due = stream.feedback.due(resolved, now).min(say);
             let orders = &mut drain.orders;
             tokio::select! {
-                () = intake.acked.notified() => {}
-                () = sleep_until(due.min(drain.plan.ends()).into()) => {}
+                () = intake.acked.notified() => intake.reader.acked(Instant::now()),
+                () = sleep_until(until.min(say).min(drain.plan.ends()).into()) => {}
+                Ok(()) = outages.changed() => intake.reader.outage(*outages.borrow_and_update(), Instant::now()),
                 Ok(()) = orders.changed() => drain.tighten(),
             }
             drain.on(DrainEvent::Tick);
@@ -154,8 +160,10 @@ impl Session<'_> {
     /// (E4), so reading goes on, into nothing.
     async fn verify(&self, drain: &mut Drain<'_>, stream: &mut Stream, intake: &mut Intake) -> Option<Lsn> {
         let work = async {
-            self.send_status(stream, intake, false).await?;
-            let wanted = stream.feedback.flushed();
+            if let Some(status) = intake.reader.final_status(Instant::now()) {
+                self.send_status(stream, intake, status).await?;
+            }
+            let wanted = intake.reader.flushed();
             // The plan bounds it.
             let confirmed =
                 slot::wait_confirmed(&stream.sql, &self.engine.source.slot_name, wanted, Duration::from_secs(60));
@@ -192,7 +200,7 @@ impl Session<'_> {
     /// Politely if no transaction is open, and until the slot is seen inactive; the lease is released after that.
     async fn close(&self, drain: &mut Drain<'_>, mut stream: Stream, intake: &Intake) -> bool {
         let work = async {
-            if !intake.tracker.in_transaction() {
+            if !intake.reader.in_transaction() {
                 let by = tokio::time::Instant::now() + COPY_DONE;
                 let _ = timeout_at(by, stream.wire.copy_done()).await;
             }

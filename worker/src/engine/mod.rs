@@ -8,7 +8,10 @@ mod judge;
 mod leave;
 mod loader;
 mod lookout;
+mod measure;
+mod outage;
 mod position;
+mod read;
 pub(crate) mod registry;
 mod report;
 mod session;
@@ -26,7 +29,7 @@ use std::{
 
 use aura_bus::SharedBus;
 use aura_domain::{EngineState, Epoch, Generation, Lsn, Position, WorkerId};
-use aura_flow::Heartbeat;
+use aura_flow::{Heartbeat, Reader, ReaderLimits};
 use aura_lease::LeaseBackend;
 use aura_pgsource::{Sockets, SourceError, SourceUrl, slot as slot_names, visibility::VisibilityPool};
 use aura_store::{Source, Store};
@@ -42,9 +45,10 @@ use self::{
     judge::Judge,
     loader::Loaded,
     lookout::Lookout,
+    outage::Outages,
     registry::Registry,
     session::Session,
-    shard::ShardQueue,
+    shard::{ShardDeps, ShardQueue},
     vitals::Vitals,
 };
 use crate::{
@@ -110,6 +114,7 @@ pub(crate) struct Engine {
     /// See [`Judge::disabling`].
     disabling: Arc<tokio::sync::RwLock<()>>,
     gaps: Arc<Gaps>,
+    outages: Arc<Outages>,
     conditions: Conditions,
     tasks: Tasks,
     /// Drain, then leave: the order, which may become tighter, and whether there is one.
@@ -206,6 +211,7 @@ impl Engine {
             fenced,
             disabling: Arc::default(),
             gaps: Arc::default(),
+            outages: Arc::default(),
             conditions,
             tasks,
             stopping: Arc::new(watch::Sender::new(None)),
@@ -278,11 +284,21 @@ impl Engine {
         let acked = Arc::new(Notify::new());
         let judge = Arc::new(self.judge());
         let shards: Vec<Arc<ShardQueue>> = (0..settings.shards).map(|_| Arc::default()).collect();
-        for (number, shard) in shards.iter().enumerate() {
-            let shard = (number, Arc::clone(shard));
-            let running = shard::run(shard, Arc::clone(&judge), Arc::clone(&acked), self.halt_shards.clone());
-            self.tasks.spawn(vitals::shard_name(number), running);
+        for (number, queue) in shards.iter().enumerate() {
+            let deps = ShardDeps {
+                number,
+                queue: Arc::clone(queue),
+                judge: Arc::clone(&judge),
+                acked: Arc::clone(&acked),
+                outages: self.outages.watch(),
+                quota: settings.engine_quota(),
+                skip_after: settings.skip_after,
+                busy: (settings.visibility_connections / settings.shards).max(1),
+            };
+            self.tasks.spawn(vitals::shard_name(number), shard::run(deps, self.halt_shards.clone()));
         }
+        let (outages, bus, stop) = (Arc::clone(&self.outages), Arc::clone(&self.deps.bus), halt.clone());
+        self.tasks.spawn("outages", async move { outages.follow(&bus, &stop).await });
         let (store, refresh) = (self.deps.store.clone(), settings.filter_refresh);
         self.tasks.spawn("registry", loader::watch(store, self.source.id, refresh, loaded, halt.clone()));
         self.tasks.spawn("report", report::Reporter::new(self, halt.clone()).run(self.reports.subscribe()));
@@ -305,7 +321,13 @@ impl Engine {
         };
         self.tasks.spawn("gaps", announcer.run());
         self.tasks.spawn("control", Arc::clone(&self.control).serve(ready, halt.clone()));
-        Intake::new(shards, acked, settings.engine_quota(), Arc::clone(&self.vitals), skips)
+        let limits = ReaderLimits {
+            quota: settings.engine_quota(),
+            advance_interval: settings.advance_interval,
+            stall_limit: settings.stall_limit,
+            outage_limit: settings.outage_limit,
+        };
+        Intake::new(Reader::new(limits, Instant::now()), shards, acked, Arc::clone(&self.vitals), skips)
     }
 
     fn judge(&self) -> Judge {
@@ -317,6 +339,8 @@ impl Engine {
             vitals: Arc::clone(&self.vitals),
             disabling: Arc::clone(&self.disabling),
             max_event_bytes: self.deps.settings.max_event_bytes.min(limit),
+            outages: Arc::clone(&self.outages),
+            issued: Mutex::default(),
         }
     }
 

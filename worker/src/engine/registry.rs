@@ -76,6 +76,8 @@ pub(crate) struct Registry {
     pub(crate) projects: HashMap<ProjectId, Arc<ProjectInfo>>,
     tables: HashMap<Relation, Arc<RegisteredTable>>,
     by_key: HashMap<TableKey, Arc<RegisteredTable>>,
+    /// The first disable that a table is still in the filter for.
+    first_disable: Option<Lsn>,
 }
 
 impl Registry {
@@ -88,6 +90,7 @@ impl Registry {
             let Some(project) = registry.projects.get(&registration.project) else { continue };
             if let Some(table) = registered(registration, project, generation, confirmed) {
                 let table = Arc::new(table);
+                registry.first_disable = [registry.first_disable, table.disabled_at].into_iter().flatten().min();
                 registry.by_key.insert(table.key.clone(), Arc::clone(&table));
                 registry.tables.insert((*table.relation).clone(), table);
             }
@@ -123,7 +126,7 @@ impl Registry {
 
     /// Whether the confirmed LSN has passed a disabled table, so that it can leave the filter.
     pub(crate) fn can_shrink(&self, confirmed: Lsn) -> bool {
-        self.tables.values().any(|table| table.disabled_at.is_some_and(|disabled| disabled <= confirmed))
+        self.first_disable.is_some_and(|disabled| disabled <= confirmed)
     }
 
     /// The names of the add-tables list.

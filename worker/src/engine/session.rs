@@ -10,13 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aura_domain::{EngineState, Generation, Lsn, Relation};
-use aura_flow::Feedback;
+use aura_domain::{Generation, Lsn, Relation};
+use aura_flow::Opening;
 use aura_pgsource::{
-    Decoder, FilterEntry, Plugin, ReplicationConnection, ReplicationStream, SourceError, SqlConnection, SqlState,
-    Status, StreamMessage, connect_sql, pgoutput_options, wal2json_options,
+    Decoder, FilterEntry, Plugin, ReplicationConnection, ReplicationStream, SqlConnection, SqlState, connect_sql,
+    pgoutput_options, wal2json_options,
 };
-use aura_store::{NewGap, StoreError};
+use aura_store::NewGap;
 use aura_wire::GapReason;
 use tokio::sync::watch;
 
@@ -30,25 +30,21 @@ use super::{
     registry::Registry,
     slot::ReadySlot,
 };
-use crate::states::Observed;
 
 /// Limit of connecting, to either kind of connection.
 pub(super) const CONNECT: Duration = Duration::from_secs(5);
 /// How long our own last walsender may need to let go of the slot.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
-/// Frames that are taken from memory between two looks at timers and signals.
-const BURST: usize = 512;
 /// After a goodbye, before the server is asked whether it is still there.
 const ANSWERS_STILL: Duration = Duration::from_millis(200);
 /// Spreads those who come back to a server.
 const JITTER_MS: u64 = 5000;
 /// Signs of life while something takes its time.
 const BEAT: Duration = Duration::from_secs(1);
+/// Holes that the log names (R-HOLE-6).
+const NAMES: usize = 20;
 /// A session that lasted this long has earned a fresh retry pause.
 const HEALTHY: Duration = Duration::from_secs(30);
-
-/// What a server that shuts down, or a crash of one of its processes, says to all its sessions.
-const LEAVING: [SqlState; 3] = [SqlState::ADMIN_SHUTDOWN, SqlState::CRASH_SHUTDOWN, SqlState::CANNOT_CONNECT_NOW];
 
 enum Ended {
     /// The filter must change; the next session begins where this one ended.
@@ -58,7 +54,7 @@ enum Ended {
 }
 
 /// Why reading ended.
-enum Read {
+pub(super) enum Read {
     Refilter,
     Stopped,
 }
@@ -66,58 +62,33 @@ enum Read {
 /// What lasts from session to session.
 pub(super) struct Session<'e> {
     pub(super) engine: &'e Engine,
-    loaded: watch::Receiver<Arc<Loaded>>,
+    pub(super) loaded: watch::Receiver<Arc<Loaded>>,
     pub(super) generation: Option<Generation>,
     /// Whose gap was handed over for announcement.
     announced: Option<Generation>,
     handed_over: bool,
-    /// Debounce of filter changes (R-HOLE-3).
-    refilter_after: Instant,
-    /// Time from START to the first frame, of the last restart.
-    restart_cost: Duration,
 }
 
 /// One running stream.
 pub(super) struct Stream {
     pub(super) wire: ReplicationStream,
     pub(super) sql: SqlConnection,
-    decoder: Decoder,
-    pub(super) feedback: Feedback,
-    registry: Arc<Registry>,
-    filter: BTreeSet<Relation>,
+    pub(super) decoder: Decoder,
+    pub(super) registry: Arc<Registry>,
+    pub(super) filter: BTreeSet<Relation>,
     /// The registry to change to at the next end of a transaction.
-    next: Option<Arc<Registry>>,
-    started: Instant,
-    /// E of R-HOLE-2: from here on the filter covers what is registered.
-    e: Lsn,
-    /// The first frame at or above `e` has arrived.
-    covered: bool,
-    /// The end of the server's log, as far as it was told.
-    server_end: Lsn,
-}
-
-impl Stream {
-    /// Registered tables that the running filter doesn't cover (R-HOLE-1).
-    fn holes(&self) -> usize {
-        if !self.covered {
-            return self.filter.len();
-        }
-        self.next.as_ref().map_or(0, |next| next.filter().difference(&self.filter).count())
-    }
+    pub(super) next: Option<Arc<Registry>>,
+    /// The first few registered tables that the running filter doesn't cover (R-HOLE-6).
+    pub(super) hole_names: Vec<String>,
+    /// And how many there are.
+    pub(super) holes: usize,
+    /// When what flow control does was last shown.
+    pub(super) shown: Instant,
 }
 
 impl<'e> Session<'e> {
     pub(super) fn new(engine: &'e Engine, loaded: watch::Receiver<Arc<Loaded>>) -> Self {
-        let refilter_after = Instant::now();
-        Self {
-            engine,
-            loaded,
-            generation: None,
-            announced: None,
-            handed_over: false,
-            refilter_after,
-            restart_cost: Duration::ZERO,
-        }
+        Self { engine, loaded, generation: None, announced: None, handed_over: false }
     }
 
     /// Sessions, one after the other, until the engine is stopped.
@@ -136,6 +107,10 @@ impl<'e> Session<'e> {
             if error.is_fenced() {
                 // Nothing of this epoch counts any more: the lease decides who goes on.
                 return End::fenced();
+            }
+            if matches!(error, EngineError::Stalled(_)) {
+                // Whatever hangs there is dropped, and its rows are read again.
+                intake.abandon();
             }
             self.engine.observe(error.observed());
             let wait = pause.filter(|_| began.elapsed() < HEALTHY).unwrap_or(policy.pause);
@@ -178,7 +153,8 @@ impl<'e> Session<'e> {
         let generation = engine.generation(&identity, false).await?;
         let stored = engine.deps.store.position(engine.source.id).await?;
         self.enter_generation(generation, slot.replaced, intake, stored).await?;
-        let start = start_position(&slot, generation, intake, stored).min(identity.wal_end.max(slot.confirmed));
+        let stored = stored.filter(|(of, _)| *of == generation).map(|(_, lsn)| lsn);
+        let start = intake.reader.start_position(slot.confirmed, stored, identity.wal_end);
         if !std::mem::replace(&mut self.handed_over, true) {
             engine.hand_over(ready.clone()).await;
         }
@@ -188,17 +164,22 @@ impl<'e> Session<'e> {
         let filter = registry.filter();
         let (options, holds_from) = self.options(slot.plugin, &registry).await?;
         engine.control.announce_leader(start).await;
-        let started = Instant::now();
+        let began = Instant::now();
         let wire = self.start_streaming(connection, &sql, start, &options).await?;
-        intake.begin_session(start);
+        let holes = filter.len();
+        let opening = Opening {
+            start,
+            confirmed: slot.confirmed,
+            wal_end: identity.wal_end,
+            holds_from,
+            wal_sender_timeout,
+            holes,
+        };
+        intake.begin_session(opening);
         self.show_start(&slot, &registry);
-        let feedback = Feedback::new(slot.confirmed, wal_sender_timeout, engine.deps.settings.advance_interval);
         let decoder = Decoder::new(slot.plugin, generation);
-        let next = None;
-        let e = start.max(holds_from);
-        let server_end = identity.wal_end.max(slot.confirmed);
-        let covered = false;
-        Ok(Stream { wire, sql, decoder, feedback, registry, filter, next, started, e, covered, server_end })
+        let hole_names = names(filter.iter());
+        Ok(Stream { wire, sql, decoder, registry, filter, next: None, hole_names, holes, shown: began })
     }
 
     /// START_REPLICATION, again while our own last walsender still holds the slot.
@@ -241,7 +222,7 @@ impl<'e> Session<'e> {
     ) -> Result<(), EngineError> {
         self.engine.vitals.enter_generation(generation);
         if self.generation.replace(generation).is_some_and(|old| old != generation) {
-            intake.reset();
+            intake.forget();
         }
         // Once a position of the new generation is stored, the gap was announced and a restart has nothing to add.
         let announced = stored.is_some_and(|(of, _)| of == generation) || self.announced == Some(generation);
@@ -261,7 +242,7 @@ impl<'e> Session<'e> {
         Ok(())
     }
 
-    fn registry(&mut self, generation: Generation, confirmed: Lsn) -> Arc<Registry> {
+    pub(super) fn registry(&mut self, generation: Generation, confirmed: Lsn) -> Arc<Registry> {
         let loaded = Arc::clone(&self.loaded.borrow_and_update());
         Arc::new(Registry::new(&loaded, generation, confirmed))
     }
@@ -284,169 +265,6 @@ impl<'e> Session<'e> {
             status.live.tables = registry.tables().count();
         });
     }
-
-    /// Reads until the filter must change or the engine is stopped.
-    async fn read(&mut self, stream: &mut Stream, intake: &mut Intake) -> Result<Read, EngineError> {
-        // The reply proves that the stream lives, and tells its position when there is nothing to send.
-        self.send_status(stream, intake, true).await?;
-        loop {
-            if !intake.tracker.in_transaction() && self.change_registry(stream, intake) {
-                return Ok(Read::Refilter);
-            }
-            self.engine.vitals.heartbeat.beat(Instant::now());
-            let resolved = intake.tracker.resolve();
-            if stream.feedback.is_due(resolved, Instant::now()).is_some() {
-                self.send_status(stream, intake, false).await?;
-            }
-            let reads = intake.ready();
-            let wake = self.wake_at(stream, resolved);
-            tokio::select! {
-                biased;
-                () = self.engine.stop.cancelled() => return Ok(Read::Stopped),
-                () = self.engine.fenced.cancelled() => return Err(StoreError::Fenced.into()),
-                () = intake.acked.notified() => {}
-                // R-FB-8: a server that shuts down waits for us to have confirmed everything, so go at once.
-                () = server_leaves(&stream.sql) => return Err(EngineError::SourceEnds),
-                changed = self.loaded.changed() => {
-                    if changed.is_err() {
-                        return Ok(Read::Stopped);
-                    }
-                    let generation = self.generation.unwrap_or(Generation(1));
-                    stream.next = Some(self.registry(generation, stream.feedback.flushed()));
-                }
-                () = intake.quota.woken(), if !reads => {}
-                message = stream.wire.next(), if reads => self.take_burst(stream, intake, message)?,
-                () = tokio::time::sleep_until(wake.into()) => self.tick(stream, intake).await?,
-            }
-        }
-    }
-
-    fn wake_at(&self, stream: &Stream, resolved: Lsn) -> Instant {
-        let due = stream.feedback.due(resolved, Instant::now());
-        if !stream.covered {
-            return due.min(Instant::now() + Duration::from_millis(20));
-        }
-        match &stream.next {
-            Some(_) => due.min(self.refilter_after),
-            None => due,
-        }
-    }
-
-    async fn tick(&mut self, stream: &mut Stream, intake: &mut Intake) -> Result<(), EngineError> {
-        if !stream.covered {
-            self.send_status(stream, intake, true).await?;
-        }
-        let confirmed = stream.feedback.flushed();
-        if stream.next.is_none() && stream.registry.can_shrink(confirmed) {
-            stream.next = Some(self.registry(self.generation.unwrap_or(Generation(1)), confirmed));
-        }
-        Ok(())
-    }
-
-    /// Takes a message and what is in memory behind it, then hands the rows over.
-    fn take_burst(
-        &mut self,
-        stream: &mut Stream,
-        intake: &mut Intake,
-        first: Result<StreamMessage, SourceError>,
-    ) -> Result<(), EngineError> {
-        let mut message = Some(first);
-        for _ in 0..BURST {
-            let Some(next) = message.take().or_else(|| stream.wire.buffered()) else { break };
-            self.take(stream, intake, next?)?;
-            if !intake.ready() || (stream.next.is_some() && !intake.tracker.in_transaction()) {
-                break;
-            }
-        }
-        intake.flush();
-        Ok(())
-    }
-
-    fn take(&mut self, stream: &mut Stream, intake: &mut Intake, message: StreamMessage) -> Result<(), EngineError> {
-        let reached = match message {
-            StreamMessage::Data { start, end, payload } => {
-                let lost = intake.data(&mut stream.decoder, &stream.registry, start, end, &payload);
-                lost.into_iter().for_each(|loss| self.engine.gaps.add(loss));
-                end.max(start)
-            }
-            StreamMessage::Keepalive { end, reply_requested } => {
-                if reply_requested {
-                    stream.feedback.ask();
-                }
-                intake.keepalive(end);
-                end
-            }
-            StreamMessage::Oversize { start, bytes, prefix } => {
-                let event = stream.decoder.oversize(&prefix);
-                let lost = intake.skip(event, start, bytes, &stream.registry);
-                lost.into_iter().for_each(|loss| self.engine.gaps.add(loss));
-                start
-            }
-            StreamMessage::End => return Err(EngineError::SourceEnds),
-        };
-        stream.server_end = stream.server_end.max(intake.boundary()).max(reached);
-        if !stream.covered && reached >= stream.e {
-            self.cover(stream);
-        }
-        Ok(())
-    }
-
-    /// The stream has reached E: the filter covers what is registered, and the engine runs.
-    fn cover(&mut self, stream: &mut Stream) {
-        stream.covered = true;
-        self.restart_cost = stream.started.elapsed();
-        self.refilter_after =
-            Instant::now() + (self.restart_cost * 10).clamp(Duration::from_secs(1), Duration::from_secs(60));
-        self.engine.observe(Observed::new(EngineState::Running, None));
-        self.engine.look.notify_one();
-        self.engine.report_active(&stream.registry, stream.e);
-    }
-
-    /// Between two transactions: true = a new session is needed. A change that leaves the list of names as it is takes
-    /// effect at once.
-    fn change_registry(&mut self, stream: &mut Stream, intake: &Intake) -> bool {
-        let Some(next) = &stream.next else { return false };
-        if next.filter() != stream.filter {
-            return stream.covered && Instant::now() >= self.refilter_after;
-        }
-        let next = Arc::clone(next);
-        stream.next = None;
-        stream.registry = Arc::clone(&next);
-        self.engine.registry.send_replace(Arc::clone(&next));
-        if stream.covered {
-            self.engine.report_active(&next, intake.boundary().max(stream.e));
-        }
-        false
-    }
-
-    pub(super) async fn send_status(
-        &self,
-        stream: &mut Stream,
-        intake: &mut Intake,
-        reply: bool,
-    ) -> Result<(), EngineError> {
-        // Never beyond what the server itself has (control-plane.md, finding 9).
-        let resolved = intake.tracker.resolve().min(stream.server_end);
-        let flushed = stream.feedback.send(resolved, Instant::now());
-        let written = flushed.max(intake.received());
-        stream.wire.send_status(Status { written, flushed, applied: flushed, reply_requested: reply }).await?;
-        let engine = self.engine;
-        let position = Some((self.generation.unwrap_or(Generation(1)), flushed));
-        engine.position.send_if_modified(|last| std::mem::replace(last, position) != position);
-        engine.vitals.note_status(resolved, flushed);
-        engine.deps.board.update(engine.source.id, &engine.source.name, |status| {
-            let live = &mut status.live;
-            live.received_lsn = intake.received();
-            live.resolved_lsn = resolved;
-            live.confirmed_lsn = flushed;
-            live.flow.used_bytes = intake.quota.used() as u64;
-            let paused = intake.quota.paused_since().is_some();
-            live.flow.paused_since = paused.then(|| live.flow.paused_since.take().unwrap_or_else(crate::status::now));
-            live.holes = stream.holes();
-            status.measure(engine.source.id);
-        });
-        Ok(())
-    }
 }
 
 impl Engine {
@@ -467,15 +285,7 @@ impl Engine {
     }
 }
 
-/// Waits until the server tells its sessions to go; an end of this one for other reasons says nothing.
-async fn server_leaves(sql: &SqlConnection) {
-    if !LEAVING.contains(&sql.said_goodbye().await) {
-        std::future::pending::<()>().await;
-    }
-}
-
-/// Where a session reads from: nothing that was confirmed or read before comes again (R-LSN-7, R-HOLE-2).
-fn start_position(slot: &ReadySlot, generation: Generation, intake: &Intake, stored: Option<(Generation, Lsn)>) -> Lsn {
-    let stored = stored.filter(|(of, _)| *of == generation).map_or(Lsn::ZERO, |(_, lsn)| lsn);
-    slot.confirmed.max(stored).max(intake.boundary())
+/// The first names of a list, for the log.
+pub(super) fn names<'a>(tables: impl Iterator<Item = &'a Relation>) -> Vec<String> {
+    tables.take(NAMES).map(Relation::quoted).collect()
 }

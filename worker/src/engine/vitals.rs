@@ -138,6 +138,13 @@ impl Vitals {
         self.count(shard, |tally| &tally.skipped, rows);
     }
 
+    /// They were dropped and will be read again.
+    pub(crate) fn forgotten(&self, shard: usize, rows: usize) {
+        if let Some(tally) = self.shards.get(shard) {
+            tally.admitted.fetch_sub(rows as u64, Ordering::AcqRel);
+        }
+    }
+
     fn count(&self, shard: usize, which: impl Fn(&Tally) -> &AtomicU64, rows: usize) {
         if let Some(tally) = self.shards.get(shard) {
             which(tally).fetch_add(rows as u64, Ordering::AcqRel);

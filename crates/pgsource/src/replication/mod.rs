@@ -48,7 +48,7 @@ impl ReplicationConnection {
         sockets: &Sockets,
         timeout: Duration,
     ) -> Result<Self, SourceError> {
-        timed("connecting", timeout, Box::pin(Self::open(url, application_name, sockets))).await
+        timed(crate::error::CONNECTING, timeout, Box::pin(Self::open(url, application_name, sockets))).await
     }
 
     async fn open(url: &SourceUrl, application_name: &str, sockets: &Sockets) -> Result<Self, SourceError> {
