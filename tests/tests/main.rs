@@ -10,6 +10,7 @@ mod keys;
 mod large;
 mod load;
 mod names;
+mod network;
 mod pause;
 mod plugin;
 mod pool;

@@ -189,9 +189,8 @@ async fn r_eng_4_a_stop_does_not_hang_on_the_engines_sql_connection() -> anyhow:
     stage.enable("t").await?;
     let slot = stage.slot().await;
     slot.wait_active(PATIENCE).await?;
-    // The end of the start-up packet of its SQL connections; those that stream say more.
-    let name = format!("aura-cdc:{}:{}\0\0", stage.source.id, stage.engine().await.epoch);
-    proxy.set_where(&name, Flow::Frozen);
+    let name = format!("\0aura-cdc:{}:{}\0", stage.source.id, stage.engine().await.epoch);
+    proxy.set_where(Flow::Frozen, move |said| said.contains(&name) && !said.contains("replication\0"));
     let (report, took) = stage.stop(3000, OnDeadline::Force).await?;
     assert!(took < Duration::from_secs(8), "{took:?} {report:?}");
     assert!(report.slot_released && report.lsn.verified.is_some(), "{report:?}");

@@ -51,7 +51,7 @@ impl Tenants {
         for (project, schema) in [(shop, "shop"), (bank, "bank")] {
             admin.provision_project(project, &SqlName::new(schema)?, &["editor".to_owned()], &password).await?;
         }
-        let pool = VisibilityPool::new(url.clone(), Sockets::new(), 16);
+        let pool = VisibilityPool::new(url.clone(), Sockets::new(), "test".to_owned(), 16);
         Ok(Self { postgres, superuser, sql, admin, url, pool, shop, bank, password })
     }
 

@@ -328,7 +328,8 @@ async fn r_rls_9_types_of_the_tenant_are_cast_under_the_tenant_s_login() -> Resu
 #[tokio::test]
 async fn r_rls_9_connections_stay_within_their_limit() -> Result<()> {
     let mut tenants = Tenants::start().await?;
-    tenants.pool = aura_pgsource::VisibilityPool::new(tenants.url.clone(), aura_pgsource::Sockets::new(), 2);
+    tenants.pool =
+        aura_pgsource::VisibilityPool::new(tenants.url.clone(), aura_pgsource::Sockets::new(), "test".to_owned(), 2);
     tenants.run(NOTES).await?;
     let (images, who) = ([note("1", Some(ALICE))], [user(ALICE)]);
     let checks = (0..8).map(|_| tenants.check("notes", &images, &who));

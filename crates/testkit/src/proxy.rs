@@ -45,19 +45,21 @@ impl Flow {
     }
 }
 
-/// A flow for everybody, or one for connections whose client's first words have, or lack, a text.
-#[derive(Debug, Clone)]
-enum Rules {
-    All(Flow),
-    Some { text: String, has: bool, flow: Flow },
+/// Chooses by what a client said first.
+type Choice = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// A flow for everybody, or for those whom the choice takes in; all others are open.
+#[derive(Clone)]
+struct Rules {
+    flow: Flow,
+    choice: Option<Choice>,
 }
 
 impl Rules {
     fn flow(&self, opening: &Opening) -> Flow {
-        match self {
-            Self::All(flow) => *flow,
-            Self::Some { text, has, flow } if opening.has(text) == Some(*has) => *flow,
-            Self::Some { .. } => Flow::Open,
+        match &self.choice {
+            Some(choice) if !opening.is(&**choice) => Flow::Open,
+            _ => self.flow,
         }
     }
 }
@@ -73,16 +75,14 @@ impl Opening {
         opening.extend_from_slice(&bytes[..room]);
     }
 
-    /// `None` while the client has said nothing.
-    fn has(&self, text: &str) -> Option<bool> {
+    /// False while the client has said nothing.
+    fn is(&self, choice: &dyn Fn(&str) -> bool) -> bool {
         let opening = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = opening.windows(text.len().max(1)).any(|window| window == text.as_bytes());
-        (!opening.is_empty()).then_some(found)
+        !opening.is_empty() && choice(&String::from_utf8_lossy(&opening))
     }
 }
 
 /// A TCP proxy on loopback between us and a server; ends when dropped.
-#[derive(Debug)]
 pub struct TcpProxy {
     port: u16,
     rules: watch::Sender<Rules>,
@@ -94,7 +94,7 @@ impl TcpProxy {
     pub async fn start(target: u16) -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let port = listener.local_addr()?.port();
-        let (rules, watched) = watch::channel(Rules::All(Flow::Open));
+        let (rules, watched) = watch::channel(Rules { flow: Flow::Open, choice: None });
         let stop = CancellationToken::new();
         let accepting = accept(listener, SocketAddr::from(([127, 0, 0, 1], target)), watched);
         tokio::spawn(stop.clone().run_until_cancelled_owned(accepting));
@@ -108,19 +108,14 @@ impl TcpProxy {
 
     /// Changes what happens to all connections from now on.
     pub fn set(&self, flow: Flow) {
-        self.rules.send_replace(Rules::All(flow));
+        self.rules.send_replace(Rules { flow, choice: None });
     }
 
-    /// Changes what happens from now on to connections whose client said `text` first: in PostgreSQL's start-up packet,
-    /// unless it is encrypted, are the user, the database, the application name, and `replication` of those that stream.
-    /// All others are open.
-    pub fn set_where(&self, text: &str, flow: Flow) {
-        self.rules.send_replace(Rules::Some { text: text.to_owned(), has: true, flow });
-    }
-
-    /// The same for those whose client did not say it.
-    pub fn set_unless(&self, text: &str, flow: Flow) {
-        self.rules.send_replace(Rules::Some { text: text.to_owned(), has: false, flow });
+    /// Changes what happens from now on to connections that are chosen by what their client said first; all others are
+    /// open. PostgreSQL's start-up packet, unless it is encrypted, has `name\0value\0` pairs: the user, the database, the
+    /// application name, and `replication` of those that stream. Statements come behind it.
+    pub fn set_where(&self, flow: Flow, choice: impl Fn(&str) -> bool + Send + Sync + 'static) {
+        self.rules.send_replace(Rules { flow, choice: Some(Arc::new(choice)) });
     }
 }
 

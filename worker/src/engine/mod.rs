@@ -182,6 +182,7 @@ impl Engine {
             visibility: Arc::new(VisibilityPool::new(
                 url.clone(),
                 sockets.clone(),
+                slot_names::application_name(source.id, epoch),
                 deps.settings.visibility_connections,
             )),
             subscriptions: Arc::new(RwLock::new(SubscriptionIndex::default())),

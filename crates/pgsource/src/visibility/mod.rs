@@ -130,10 +130,11 @@ pub enum IdentityErrorKind {
 
 impl VisibilityPool {
     /// No connection is opened yet. `source` is the worker's own login; it never runs what a tenant wrote.
-    /// `max_connections` bounds the connections of visibility logins (16 by default, R-RLS-9).
-    pub fn new(source: SourceUrl, sockets: Sockets, max_connections: usize) -> Self {
+    /// `application_name` is that of its connection; `max_connections` bounds those of visibility logins (16 by default,
+    /// R-RLS-9), which show nothing of us.
+    pub fn new(source: SourceUrl, sockets: Sockets, application_name: String, max_connections: usize) -> Self {
         let sessions = Sessions::new(source.clone(), sockets.clone(), max_connections);
-        Self { own: OwnLogin::new(source, sockets), sessions, circuits: Circuits::default() }
+        Self { own: OwnLogin::new(source, sockets, application_name), sessions, circuits: Circuits::default() }
     }
 
     /// Judges the images for each identity. Waits, at most 10 s, until the batch's transactions are visible.

@@ -38,6 +38,7 @@ pub(super) struct Known {
 pub(super) struct OwnLogin {
     url: SourceUrl,
     sockets: Sockets,
+    application_name: String,
     session: tokio::sync::Mutex<Option<Arc<Session>>>,
     known: Mutex<HashMap<Relation, Arc<Known>>>,
     types: Mutex<HashMap<u32, Arc<TypeInfo>>>,
@@ -64,8 +65,9 @@ impl Answer {
 }
 
 impl OwnLogin {
-    pub(super) fn new(url: SourceUrl, sockets: Sockets) -> Self {
-        Self { url, sockets, session: Default::default(), known: Default::default(), types: Default::default() }
+    pub(super) fn new(url: SourceUrl, sockets: Sockets, application_name: String) -> Self {
+        let (session, known, types) = Default::default();
+        Self { url, sockets, application_name, session, known, types }
     }
 
     /// What was last read of a table.
@@ -148,7 +150,7 @@ impl OwnLogin {
         if let Some(session) = slot.as_ref().filter(|session| !session.client.is_closed()) {
             return Ok(Arc::clone(session));
         }
-        let session = Arc::new(Session::open(&self.url, &self.sockets).await?);
+        let session = Arc::new(Session::open(self).await?);
         *slot = Some(Arc::clone(&session));
         Ok(session)
     }
@@ -179,8 +181,8 @@ impl OwnLogin {
 }
 
 impl Session {
-    async fn open(url: &SourceUrl, sockets: &Sockets) -> Result<Self, SourceError> {
-        let client = connect_sql(url, "aura-catalogue", Some(sockets), STATEMENT_LIMIT).await?;
+    async fn open(own: &OwnLogin) -> Result<Self, SourceError> {
+        let client = connect_sql(&own.url, &own.application_name, Some(&own.sockets), STATEMENT_LIMIT).await?;
         let late = SourceError::Timeout { what: "preparing the catalogue statement", limit: STATEMENT_LIMIT };
         let prepared = async {
             // One plan for all tables: planning would take longer than running.
