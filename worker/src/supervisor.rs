@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aura_domain::{Desired, EngineReport, SourceId, WorkerId};
+use aura_domain::{Desired, EngineReport, EngineState, SourceId, WorkerId};
 use aura_store::{Engine, NewWorker, Signal, SignalListener, Source, Store, StoreError, WorkerRow};
 use tokio::{
     sync::watch,
@@ -242,9 +242,12 @@ pub(crate) fn dead_after(settings: &WorkerSettings) -> Duration {
     settings.lease_duration.max(MISSED)
 }
 
-/// To be run; or to be ended in order, though nobody runs it: somebody sees to it that its slot is free.
+/// To be run; or to be ended in order, though whoever ran it is gone: somebody sees to it that its slot is free. What the
+/// api has taken the end of is the api's: two of us would fence each other for ever.
 fn is_wanted(engine: &Engine) -> bool {
-    engine.desired == Desired::Running || engine.operation.is_some()
+    let ending = matches!(engine.state, EngineState::Closing | EngineState::ForceClosing | EngineState::Zombie);
+    let taken = engine.holder.is_none() && ending;
+    engine.desired == Desired::Running || (engine.operation.is_some() && !taken)
 }
 
 fn member(worker: &WorkerRow) -> Member {
@@ -271,5 +274,47 @@ async fn signalled(listener: &mut Option<SignalListener>) {
     };
     if timeout(REFRESH, engines).await == Ok(false) {
         *listener = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aura_domain::{Epoch, Generation, OnDeadline, OperationKind};
+    use aura_store::Operation;
+
+    use super::*;
+
+    #[test]
+    fn r_eng_6_what_the_api_has_taken_the_end_of_is_not_taken_back() {
+        let operation = Operation {
+            id: 1,
+            kind: OperationKind::ForceClose,
+            started_at: String::new(),
+            deadline_at: String::new(),
+            remaining_ms: -1,
+            on_deadline: OnDeadline::Force,
+        };
+        let engine = |state, holder: Option<&str>| Engine {
+            source: SourceId(uuid::Uuid::nil()),
+            desired: Desired::Stopped,
+            state,
+            reason: None,
+            since: String::new(),
+            state_age_ms: 0,
+            epoch: Epoch(1),
+            generation: Generation(1),
+            applied_revision: 0,
+            holder: holder.map(|id| WorkerId(id.to_owned())),
+            operation: Some(operation.clone()),
+            recreate_slot: false,
+            last_report: None,
+            live: None,
+            live_age_ms: None,
+        };
+        for state in [EngineState::Closing, EngineState::ForceClosing, EngineState::Zombie] {
+            assert!(!is_wanted(&engine(state, None)), "{state}");
+            assert!(is_wanted(&engine(state, Some("dead"))), "{state}: its worker had it");
+        }
+        assert!(is_wanted(&engine(EngineState::Failed, None)), "nobody has ended it yet");
     }
 }

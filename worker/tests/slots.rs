@@ -7,7 +7,7 @@ use std::{
 
 use aura_domain::{Condition, EngineState, OnDeadline};
 use aura_store::{Plugin, SlotRecreate};
-use aura_testkit::{Postgres, PostgresOptions, eventually};
+use aura_testkit::{Postgres, PostgresOptions, Shutdown, eventually};
 use serde_json::json;
 
 use crate::{
@@ -218,5 +218,28 @@ async fn r_dec_4_the_gap_of_a_row_that_cant_be_used_waits_for_the_bus() -> anyho
     assert_eq!(gaps(&stage).await, ["undecodable"]);
     let reports = worker.stop().await;
     assert_eq!((reports[0].drain.skipped, reports[0].drain.abandoned), (1, 0), "{reports:?}");
+    Ok(())
+}
+
+/// What the server lacks is said, not tried: the engine goes on by itself once it is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_eng_9_an_engine_that_lacks_something_fails_with_its_code_until_it_is_there() -> anyhow::Result<()> {
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    stage.sql.batch_execute("alter role aura_worker noreplication").await?;
+    let worker = stage.worker().await;
+    let failed = stage.reaches(EngineState::Failed).await?;
+    assert_eq!(failed.reason_code(), Some("no_replication_attribute"), "{:?}", failed.reason);
+    assert!(failed.reason.is_some_and(|reason| reason.contains("REPLICATION")), "with what mends it");
+    assert!(!worker.status.cdc_active());
+    stage.sql.batch_execute("alter role aura_worker replication").await?;
+    stage.reaches(EngineState::Running).await?;
+    worker.stop().await;
+    stage.postgres.stop(Shutdown::Fast).await?;
+    let replica = Postgres::start_with(PostgresOptions::default().setting("wal_level", "replica")).await?;
+    let stage = Stage::on(replica, Plugin::Auto).await?;
+    let worker = stage.worker().await;
+    let failed = stage.reaches(EngineState::Failed).await?;
+    assert_eq!(failed.reason_code(), Some("wal_level"), "{:?}", failed.reason);
+    worker.stop().await;
     Ok(())
 }

@@ -56,6 +56,7 @@ pub(super) async fn attend(state: &AppState, source: SourceId, urgent: bool) -> 
             let report = report::of_run(&engine, policy);
             end(state, &source, (engine.epoch, engine.state), report, policy).await
         }
+        Some(Task::Assist) => Ok(seen(free(&source, engine.epoch).await.freed)),
         Some(Task::Watch) => watch(state, &source, engine).await,
         None => Ok(Seen::Nothing),
     }
@@ -159,7 +160,7 @@ async fn observed(source: &Source) -> Climb {
 
 /// The api could not look at the slot when it was to.
 pub(crate) fn is_unreachable(engine: &Engine) -> bool {
-    engine.reason.as_deref() == Some(UNREACHABLE)
+    engine.reason_code() == Some(UNREACHABLE)
 }
 
 /// Whether a process says that it is this source's engine.

@@ -10,6 +10,9 @@ pub(super) const GRACE_MS: i64 = 500;
 /// Whoever has taken an end over has written what came of it by then, or is gone.
 const TAKEN_FOR_MS: i64 = 7_000;
 
+/// After so long a live worker's verdict has been looked at from outside, too.
+const ASSISTED_MS: i64 = 2_000;
+
 /// What the api does about an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Task {
@@ -17,6 +20,8 @@ pub(super) enum Task {
     TakeOver(OnDeadline),
     /// That was done, and the slot was not seen free: try once more.
     Again(OnDeadline),
+    /// Its worker lives and could not free the slot either: try it with what else we have, and leave the row to the worker.
+    Assist,
     /// Nobody is to hold the slot under our name: look, and end it.
     Watch,
 }
@@ -37,6 +42,9 @@ pub(super) fn task(engine: &Engine, led: bool, urgent: bool) -> Option<Task> {
         return None;
     }
     let policy = operation.on_deadline;
+    if led && is_ended(engine, operation) && engine.reason.is_some() {
+        return (policy == OnDeadline::Force).then_some(Task::Assist);
+    }
     if !is_taken(engine, operation) {
         return Some(Task::TakeOver(policy));
     }
@@ -56,15 +64,27 @@ pub(super) fn due_in(operation: &Operation, led: bool) -> Duration {
 
 /// The run that the operation is about is over: its worker has left, or was fenced.
 fn is_taken(engine: &Engine, operation: &Operation) -> bool {
+    engine.holder.is_none() && is_ended(engine, operation)
+}
+
+/// The operation has come to its last state but `stopped`.
+fn is_ended(engine: &Engine, operation: &Operation) -> bool {
     let ending = matches!(engine.state, EngineState::Closing | EngineState::ForceClosing | EngineState::Zombie);
     // Both are the database's clock in one format.
-    engine.holder.is_none() && ending && engine.since >= operation.started_at
+    ending && engine.since >= operation.started_at
 }
 
 /// The operation's outcome is known for now: the slot isn't free, and why is the engine's `reason`.
 pub(super) fn is_settled(engine: &Engine) -> bool {
-    let taken = engine.operation.as_ref().is_some_and(|operation| is_taken(engine, operation));
-    taken && engine.reason.is_some()
+    let Some(operation) = &engine.operation else { return false };
+    if engine.reason.is_none() || !is_ended(engine, operation) {
+        return false;
+    }
+    let tried = match operation.on_deadline {
+        OnDeadline::Force => -ASSISTED_MS,
+        OnDeadline::Abandon => 0,
+    };
+    engine.holder.is_none() || operation.remaining_ms <= tried
 }
 
 #[cfg(test)]
@@ -131,6 +151,22 @@ mod tests {
         assert!(is_settled(&zombie));
         let older = engine(EngineState::Zombie, BEFORE, false, stop());
         assert_eq!(task(&older, false, false), Some(Task::TakeOver(OnDeadline::Force)), "from before the stop");
+    }
+
+    #[test]
+    fn r_eng_7_a_worker_that_lives_and_looks_after_its_zombie_is_helped_and_not_fenced() {
+        let stop = |remaining, policy| operation(OperationKind::Stop, remaining, policy);
+        let zombie = |remaining, policy| Engine {
+            reason: Some("pid 1".to_owned()),
+            ..engine(EngineState::Zombie, AFTER, true, stop(remaining, policy))
+        };
+        let force = zombie(-GRACE_MS, OnDeadline::Force);
+        assert_eq!(task(&force, true, false), Some(Task::Assist));
+        assert!(!is_settled(&force) && is_settled(&zombie(-ASSISTED_MS, OnDeadline::Force)));
+        assert_eq!(task(&force, false, false), Some(Task::TakeOver(OnDeadline::Force)), "it has died meanwhile");
+        let abandoned = zombie(-GRACE_MS, OnDeadline::Abandon);
+        assert_eq!(task(&abandoned, true, false), None);
+        assert!(is_settled(&abandoned));
     }
 
     #[test]

@@ -93,8 +93,7 @@ async fn attend(state: &AppState, source: &Source, deadline: Instant) -> Result<
 /// Who holds the slot, when another instance has found that it is somebody else.
 async fn foreign(state: &AppState, source: &Source) -> Result<Option<SlotHolder>> {
     let engine = read(state, source).await?;
-    let is_foreign = engine.reason.as_deref().is_some_and(|reason| reason.starts_with(FOREIGN));
-    Ok(if is_foreign { other_holder(source).await } else { None })
+    Ok(if engine.reason_code() == Some(FOREIGN) { other_holder(source).await } else { None })
 }
 
 /// Somebody who is not the engine and holds its slot now; `None` also when the source doesn't answer.

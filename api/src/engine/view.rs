@@ -11,8 +11,8 @@ use super::attend::is_unreachable;
 /// What an engine says of itself counts for so long.
 const LIVE_FOR_MS: i64 = 10_000;
 
-/// What an engine's reason begins with when its slot can't be read any more.
-const LOST: [&str; 2] = ["slot_lost", "slot_missing"];
+/// The reason of an engine whose slot can't be read any more, or isn't there.
+const LOST: &str = "slot_lost";
 
 /// What reads a source's changes. `slot`, `filter`, `flow` and `lag` are what the worker that runs it said in the last
 /// 10 s; what it didn't say is null.
@@ -177,10 +177,7 @@ fn conditions(engine: &Engine, live: Option<&EngineLive>) -> Vec<ConditionNote> 
 /// "Lost" when lost, never a number (R-ENG-8).
 fn lag(engine: &Engine, live: Option<&EngineLive>) -> Option<Lag> {
     let by_slot = live.is_some_and(|live| live.lag.lost || live.slot.wal_status.as_deref() == Some("lost"));
-    // A code alone, or a code and a text.
-    let code = engine.reason.as_deref().and_then(|reason| reason.split(':').next());
-    let by_reason = code.is_some_and(|code| LOST.contains(&code));
-    if by_slot || by_reason {
+    if by_slot || engine.reason_code() == Some(LOST) {
         return Some(Lag { bytes: None, seconds: None, lost: true });
     }
     live.map(|live| live.lag)

@@ -51,7 +51,7 @@ fn fix(code: &str) -> &'static str {
         }
         "slot_in_use_by_other" => "end who reads it: select slot_name, active_pid from pg_replication_slots",
         "standby" => "another process leads; if that one was killed, its lease expires within 15 s",
-        "wal_level_not_logical" => "alter system set wal_level = logical, then restart PostgreSQL",
+        "wal_level" | "wal_level_not_logical" => "alter system set wal_level = logical, then restart PostgreSQL",
         _ => "it is tried again; more is in the log (--log info)",
     }
 }

@@ -28,6 +28,9 @@ pub struct PreflightOptions<'a> {
     pub admin: Option<&'a SourceUrl>,
 }
 
+/// Code of the finding that keeps no engine from running: a secret that may leak says nothing about the stream.
+pub const STATISTICS_VISIBLE: &str = "statistics_visible";
+
 /// A clock that differs by more is a finding. Nothing relies on it, but times in logs and answers will not fit.
 const CLOCK_SKEW: Duration = Duration::from_secs(5);
 
@@ -52,15 +55,34 @@ async fn open(url: &SourceUrl) -> Result<SqlConnection, SourceError> {
 }
 
 async fn look(client: &Client, url: &SourceUrl, options: PreflightOptions<'_>) -> Result<Vec<Finding>, SourceError> {
-    let facts = Facts::read(client, options.slot).await?;
-    let mut findings = facts.findings(url, options);
+    let (facts, mut findings) = inspected(client, url, options).await?;
     // A slot can be tried only when there is one to be had.
-    let possible = |finding: &Finding| finding.severity < Severity::Critical || finding.code == "statistics_visible";
+    let possible = |finding: &Finding| finding.severity < Severity::Critical || finding.code == STATISTICS_VISIBLE;
     if facts.slot_database.is_none() && findings.iter().all(possible) {
         findings.extend(try_wal2json(client, options).await);
     }
-    findings.extend(clock_skew(client).await?);
     Ok(findings)
+}
+
+/// What can be seen on a connection of the worker's login without making anything: for an engine that is about to start,
+/// and finds out about its plugin when it makes its slot.
+pub async fn inspect(
+    client: &Client,
+    url: &SourceUrl,
+    options: PreflightOptions<'_>,
+) -> Result<Vec<Finding>, SourceError> {
+    Ok(inspected(client, url, options).await?.1)
+}
+
+async fn inspected(
+    client: &Client,
+    url: &SourceUrl,
+    options: PreflightOptions<'_>,
+) -> Result<(Facts, Vec<Finding>), SourceError> {
+    let facts = Facts::read(client, options.slot).await?;
+    let mut findings = facts.findings(url, options);
+    findings.extend(clock_skew(client).await?);
+    Ok((facts, findings))
 }
 
 /// Whether the admin's login may make roles, and end the worker's sessions: without, the api can free a slot only as the
@@ -222,7 +244,7 @@ fn statistics(shared: bool) -> Finding {
     let severity = if shared { Severity::Critical } else { Severity::Warning };
     let evidence = "PUBLIC can read pg_stats: policies of one project could see values of another's rows".to_owned();
     let fix = "as a superuser: REVOKE ALL ON pg_stats, pg_stats_ext, pg_stats_ext_exprs FROM PUBLIC".to_owned();
-    Finding { code: "statistics_visible", severity, evidence, fix }
+    Finding { code: STATISTICS_VISIBLE, severity, evidence, fix }
 }
 
 /// Only the server knows whether it can load an output plugin, and only making a slot asks it. The slot is temporary:

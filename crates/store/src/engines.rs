@@ -46,6 +46,13 @@ pub struct Engine {
     pub live_age_ms: Option<i64>,
 }
 
+impl Engine {
+    /// The word that the reason begins with, up to a colon.
+    pub fn reason_code(&self) -> Option<&str> {
+        self.reason.as_deref().map(|reason| reason.split(':').next().unwrap_or(reason))
+    }
+}
+
 /// A stop or force-close that isn't over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use aura_domain::{EngineReport, EngineState, LsnReport, OnDeadline, Outcome, Rung, Timed};
+use aura_domain::{EngineReport, EngineState, Epoch, LsnReport, OnDeadline, OperationKind, Outcome, Rung, Timed};
 use aura_pgsource::{
     SourceUrl,
     ladder::{self, Climb, Freed, Target},
@@ -12,7 +12,10 @@ use aura_store::{Ending, StoreError};
 use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::run::{Ended, Run};
+use super::{
+    Orders,
+    run::{Ended, Run},
+};
 use crate::{
     engine::{End, How, Running},
     states::Observed,
@@ -180,12 +183,15 @@ impl<'a> Finish<'a> {
             if process.borrow_and_update().is_some() {
                 return Slot::Left(observed);
             }
+            // The row is read again and again; only what somebody asks anew is worth a look before its time.
+            let asked = asked(&orders.borrow_and_update());
+            let tightened = async { orders.wait_for(|orders| self::asked(orders) != asked).await.is_ok() };
             tokio::select! {
                 () = self.run.lost.cancelled() => return Slot::Lost("lease_lost"),
                 () = self.run.fenced.cancelled() => return Slot::Lost("fenced"),
                 () = sleep(pause) => pause = (pause * 2).min(longest),
                 Ok(()) = process.changed() => {}
-                Ok(()) = orders.changed() => {}
+                true = tightened => {}
                 Ok(()) = force.changed() => {}
             }
             if orders.borrow().row.as_ref().is_some_and(|row| row.engine.epoch > self.run.epoch) {
@@ -304,6 +310,14 @@ impl<'a> Finish<'a> {
         }
         report
     }
+}
+
+/// What there is to follow for an engine that ends.
+fn asked(orders: &Orders) -> (Option<Epoch>, Option<(OperationKind, OnDeadline, String)>) {
+    let engine = orders.row.as_ref().map(|row| &row.engine);
+    let operation = engine.and_then(|engine| engine.operation.as_ref());
+    let terms = operation.map(|open| (open.kind, open.on_deadline, open.deadline_at.clone()));
+    (engine.map(|engine| engine.epoch), terms)
 }
 
 /// What the engine's row says when the slot isn't free; `None` = it is.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use aura_domain::EngineState;
+use aura_domain::{EngineState, Finding};
 use aura_flow::Stall;
 use aura_pgsource::{SourceError, SqlState};
 use aura_store::StoreError;
@@ -38,6 +38,9 @@ pub(crate) enum EngineError {
     /// Rows are out and nothing moves (R-SH-5).
     #[error("{}", stalled(*.0))]
     Stalled(Stall),
+    /// Something that the engine can't or mustn't run with (R-ENG-9).
+    #[error("{}; {}", .0.evidence, .0.fix)]
+    Preflight(Finding),
     /// The server says goodbye in the middle of the stream.
     #[error("the server ends the stream")]
     SourceEnds,
@@ -71,7 +74,7 @@ impl EngineError {
             Self::SlotInUse { pid, name } => Some(format!("pid {pid} ({name})")),
             Self::SlotOfOtherDatabase(database) => Some(format!("it reads {database}")),
             Self::Source(error) => Some(error.to_string()),
-            Self::SlotLost { .. } | Self::Stalled(_) => Some(self.to_string()),
+            Self::SlotLost { .. } | Self::Stalled(_) | Self::Preflight(_) => Some(self.to_string()),
             Self::Store(_) | Self::PluginMissing | Self::SlotHalfMade | Self::SourceEnds => None,
         };
         Observed { state, code: Some(reason), detail }
@@ -89,6 +92,7 @@ impl EngineError {
             Self::SlotInUse { .. } => backoff("slot_in_use_by_other"),
             Self::SlotOfOtherDatabase(_) => failed("slot_of_other_database"),
             Self::SlotLost { .. } => failed("slot_lost"),
+            Self::Preflight(finding) => failed(finding.code),
             Self::SlotHalfMade => backoff("slot_half_made"),
             Self::SourceEnds => leaving,
             Self::Stalled(Stall::Sink) => failed("sink"),
@@ -125,6 +129,7 @@ mod tests {
             (EngineError::PluginMissing, "plugin_missing"),
             (EngineError::SlotOfOtherDatabase("app".to_owned()), "slot_of_other_database"),
             (EngineError::Store(StoreError::Fenced), "fenced"),
+            (EngineError::Preflight(Finding::critical("wal_level", "replica", "logical")), "wal_level"),
             (EngineError::SlotLost { what: "lost", why: "of a test" }, "slot_lost"),
             (EngineError::Stalled(Stall::Sink), "sink"),
             (EngineError::Stalled(Stall::Outage), "outage"),

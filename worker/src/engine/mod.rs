@@ -11,6 +11,7 @@ mod lookout;
 mod measure;
 mod outage;
 mod position;
+mod preflight;
 mod read;
 pub(crate) mod registry;
 mod report;

@@ -67,6 +67,8 @@ pub(super) struct Session<'e> {
     /// Whose gap was handed over for announcement.
     announced: Option<Generation>,
     handed_over: bool,
+    /// Nothing critical was found (R-ENG-9).
+    inspected: bool,
 }
 
 /// One running stream.
@@ -88,7 +90,7 @@ pub(super) struct Stream {
 
 impl<'e> Session<'e> {
     pub(super) fn new(engine: &'e Engine, loaded: watch::Receiver<Arc<Loaded>>) -> Self {
-        Self { engine, loaded, generation: None, announced: None, handed_over: false }
+        Self { engine, loaded, generation: None, announced: None, handed_over: false, inspected: false }
     }
 
     /// Sessions, one after the other, until the engine is stopped.
@@ -146,8 +148,12 @@ impl<'e> Session<'e> {
     async fn start(&mut self, intake: &mut Intake, ready: &watch::Receiver<bool>) -> Result<Stream, EngineError> {
         let engine = self.engine;
         let name = engine.application_name();
-        let mut connection = ReplicationConnection::connect(&engine.url, &name, &engine.sockets, CONNECT).await?;
         let sql = connect_sql(&engine.url, &name, Some(&engine.sockets), CONNECT).await?;
+        if !self.inspected {
+            engine.preflight(&sql).await?;
+            self.inspected = true;
+        }
+        let mut connection = ReplicationConnection::connect(&engine.url, &name, &engine.sockets, CONNECT).await?;
         let identity = connection.identify_system().await?;
         let slot = engine.ensure_slot(&mut connection, &sql, &identity).await?;
         let generation = engine.generation(&identity, false).await?;
