@@ -55,6 +55,28 @@ fn the_committed_openapi_neighbour_engine_states_is_fresh() -> Result<()> {
     Ok(())
 }
 
+/// The words are literals at the calls that make them; the page explains every one.
+#[test]
+fn every_reason_of_an_engine_has_its_line() -> Result<()> {
+    let page = fs::read_to_string(repository_root().join("docs/engine-reasons.md"))?;
+    let makers = ["failed(\"", "backoff(\"", "critical(\"", "warning(\"", "code: Some(\""];
+    let mut words = BTreeSet::new();
+    for file in ["worker/src/engine/error.rs", "worker/src/engine/slot.rs", "worker/src/engine/end.rs"]
+        .into_iter()
+        .chain(["worker/src/actor/finish.rs", "crates/pgsource/src/preflight.rs", "crates/bus/src/nats.rs"])
+    {
+        let source = fs::read_to_string(repository_root().join(file))?;
+        for maker in makers {
+            let made = source.split(maker).skip(1).filter_map(|rest| rest.split('"').next());
+            words.extend(made.map(str::to_owned));
+        }
+    }
+    assert!(words.len() > 20 && words.contains("slot_lost") && words.contains("wal_level"), "{words:?}");
+    let missing: Vec<_> = words.iter().filter(|word| !page.contains(&format!("| `{word}` |"))).collect();
+    assert!(missing.is_empty(), "docs/engine-reasons.md lacks {missing:?}");
+    Ok(())
+}
+
 #[test]
 fn the_document_follows_openapi_3_1_and_complete() -> Result<()> {
     let document: Value = serde_json::from_str(&aura_api::document()?)?;

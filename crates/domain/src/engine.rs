@@ -165,7 +165,9 @@ impl EngineState {
             Self::Zombie => {
                 "somebody holds the slot and can't be made to leave; `reason` has the pid and the SQL to paste"
             }
-            Self::Failed => "needs a person; `reason` is a code with a page",
+            Self::Failed => {
+                "needs a person; `reason` begins with a word that [engine-reasons.md](engine-reasons.md) explains"
+            }
         }
     }
 }
