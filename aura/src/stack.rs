@@ -74,8 +74,11 @@ impl Stack {
         if let Some(source) = config.source {
             store.upsert_source(source).await.context("can't register the source `shared`")?;
         }
-        if config.lease == Lease::Alone {
-            aura_worker::ensure_alone(&store, &config.worker).await.component("lease")?;
+        match config.lease {
+            // A predecessor that was killed is still registered, and nobody need wait until it has been silent for long.
+            Lease::Ours => store.forget_workers().await.component("platform database")?,
+            Lease::Alone => aura_worker::ensure_alone(&store, &config.worker).await.component("lease")?,
+            Lease::Shared => {}
         }
         let bus = bus(config.nats_url).await?;
         let worker = worker(&store, &bus, config.lease, config.worker);

@@ -8,7 +8,7 @@ use aura_testkit::{Flow, Signal, eventually};
 use system_tests::{BusTap, Ledger, PATIENCE, QUOTA, Scene, SplitOptions, Subscriber, Writer, peak};
 
 /// Of 8 KB: more than an engine's default share of the memory quota holds (32 MiB).
-const BALLAST: i64 = 2500;
+const BALLAST: i64 = 6000;
 
 /// A second is a long time to hear nothing.
 fn impatient() -> SplitOptions {
@@ -59,8 +59,8 @@ async fn p3_01_paused_for_five_timeouts_nothing_is_lost() -> Result<()> {
 /// must have seen by SQL that it counts.
 #[tokio::test]
 async fn p3_02_paused_then_sigterm_verifies_the_position_e4() -> Result<()> {
-    // Statuses are rare, one in 5 s, so that the last one tells something new.
-    let options = SplitOptions::default().worker("CDC_ADVANCE_INTERVAL_MS", "60000").worker("CDC_DRAIN_TIMEOUT", "4s");
+    // Advances are rare, one in 5 s, so that the last one tells something new.
+    let options = SplitOptions::default().worker("CDC_ADVANCE_INTERVAL_MS", "5000").worker("CDC_DRAIN_TIMEOUT", "4s");
     let mut scene = Scene::start(options.postgres("wal_sender_timeout", "20s")).await?;
     let tap = BusTap::start(&scene.split.nats).await?;
     scene.insert(1).await?;

@@ -93,6 +93,12 @@ impl Store {
         bounded(async { Ok(query.bind(&id.0).execute(&self.pool).await.map(|_| ())?) }).await
     }
 
+    /// Forgets the whole pool: whoever is registered is known to be dead.
+    pub async fn forget_workers(&self) -> Result<(), StoreError> {
+        let query = sqlx::query("delete from aura.workers");
+        bounded(async { Ok(query.execute(&self.pool).await.map(|_| ())?) }).await
+    }
+
     /// The pool, by start; who is silent for longer than a lease lasts is dead.
     pub async fn workers(&self) -> Result<Vec<WorkerRow>, StoreError> {
         let query = sqlx::query_as::<_, Row>(concat!(
