@@ -218,7 +218,8 @@ impl Store {
         rows.into_iter().map(Engine::try_from).collect()
     }
 
-    /// Observed state; `since` moves only when the state does.
+    /// Observed state; `since` moves only when the state does. Only while the run lasts: a write that was given up may still
+    /// be on its way when the run has left.
     pub async fn set_engine_state(
         &self,
         source: SourceId,
@@ -230,7 +231,7 @@ impl Store {
             let mut tx = self.pool.begin().await?;
             let query = sqlx::query(
                 "update aura.engines set state = $3, reason = $4, since = case when state = $3 then since else now() end
-                 where source_id = $1 and epoch = $2",
+                 where source_id = $1 and epoch = $2 and holder is not null",
             );
             let query = query.bind(source.0).bind(epoch.0).bind(state.as_str()).bind(reason);
             if query.execute(&mut *tx).await?.rows_affected() == 0 {
@@ -243,10 +244,11 @@ impl Store {
         .await
     }
 
-    /// What the present run says of itself.
+    /// What the present run says of itself, while it lasts.
     pub async fn set_live(&self, source: SourceId, epoch: Epoch, live: &EngineLive) -> Result<(), StoreError> {
         let query = sqlx::query(
-            "update aura.engines set live = $3, live_at = clock_timestamp() where source_id = $1 and epoch = $2",
+            "update aura.engines set live = $3, live_at = clock_timestamp()
+             where source_id = $1 and epoch = $2 and holder is not null",
         );
         let query = query.bind(source.0).bind(epoch.0).bind(Json(live));
         let done = bounded(async { Ok(query.execute(&self.pool).await?) }).await?;

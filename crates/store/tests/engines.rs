@@ -1,7 +1,7 @@
 use std::time::Duration;
 
-use aura_domain::{Desired, EngineState, Epoch, Generation, Lsn, OnDeadline, Position};
-use aura_store::{NewGap, RegistrationStatus, Store, StoreError};
+use aura_domain::{Desired, EngineLive, EngineState, Epoch, Generation, Lsn, OnDeadline, Position, WorkerId};
+use aura_store::{Ending, NewGap, RegistrationStatus, Store, StoreError};
 
 use crate::{CALLER, key, platform};
 
@@ -11,7 +11,8 @@ async fn r_eng_1_desired_and_observed_state_survive_and_are_fenced() {
     let store = &platform.store;
     let fresh = store.engine(platform.source).await.expect("read").expect("it exists");
     assert_eq!((fresh.desired, fresh.state, fresh.epoch), (Desired::Running, EngineState::Stopped, Epoch(0)));
-    let epoch = store.raise_epoch(platform.source).await.expect("raised");
+    let worker = WorkerId("w".to_owned());
+    let epoch = store.take_engine(platform.source, &worker).await.expect("raised");
     store.set_engine_state(platform.source, epoch, EngineState::Failed, Some("slot_lost")).await.expect("written");
     let failed = store.engine(platform.source).await.expect("read").expect("it exists");
     assert_eq!((failed.state, failed.reason.as_deref()), (EngineState::Failed, Some("slot_lost")));
@@ -24,6 +25,15 @@ async fn r_eng_1_desired_and_observed_state_survive_and_are_fenced() {
     assert!(matches!(late, Err(StoreError::Fenced)), "{late:?}");
     let engine = store.engine(platform.source).await.expect("read").expect("it exists");
     assert_eq!((engine.desired, engine.state), (Desired::Stopped, EngineState::Failed));
+
+    // A write that was given up may still be on its way when the run has left.
+    let epoch = store.take_engine(platform.source, &worker).await.expect("raised");
+    let ending = Ending { state: EngineState::Stopped, reason: None, report: None };
+    store.leave_engine(platform.source, epoch, ending).await.expect("left");
+    let late = store.set_engine_state(platform.source, epoch, EngineState::Closing, None).await;
+    assert!(matches!(late, Err(StoreError::Fenced)), "{late:?}");
+    let late = store.set_live(platform.source, epoch, &EngineLive::default()).await;
+    assert!(matches!(late, Err(StoreError::Fenced)), "{late:?}");
 }
 
 #[tokio::test]
