@@ -58,14 +58,19 @@ impl Scene {
         sent.map(drop).with_context(|| self.split.logs())
     }
 
-    /// Commits rows of 8 KB to the live table `ballast` that nobody watches: whom they went to would be a slow consumer,
-    /// whose queue holds 1 MiB.
+    /// Commits rows of 8 KB, see [`Self::ballast_of`].
     pub async fn ballast(&self, rows: i64) -> Result<()> {
+        self.ballast_of(rows, 8000).await
+    }
+
+    /// Commits rows to the live table `ballast` that nobody watches: whom they went to would be a slow consumer,
+    /// whose queue holds 1 MiB.
+    pub async fn ballast_of(&self, rows: i64, bytes: i32) -> Result<()> {
         self.sql
             .execute(
-                "insert into ballast select (select coalesce(max(id), 0) from ballast) + n, repeat('x', 8000)
+                "insert into ballast select (select coalesce(max(id), 0) from ballast) + n, repeat('x', $2::int4)
                  from generate_series(1, $1::int8) n",
-                &[&rows],
+                &[&rows, &bytes],
             )
             .await?;
         Ok(())

@@ -7,14 +7,18 @@ use aura_testkit::Signal;
 
 use system_tests::{PATIENCE, QUOTA, Scene, SplitOptions, peak};
 
-/// Of 8 KB: ten times the quota, counted as it counts, the text twice and something for the row.
-const ROWS: i64 = 21_000;
+/// Rows whose text alone is ten times the quota.
+const ROWS: i64 = 5600;
+const WIDE: i32 = 60_000;
+/// A debug build on a busy machine.
+const LONG: Duration = Duration::from_secs(90);
 
 /// One transaction: rows that somebody watches, ten times the quota, rows that somebody watches.
 async fn commit(scene: &mut Scene) -> Result<()> {
     scene.sql.batch_execute("begin").await?;
     scene.insert(100).await?;
-    scene.ballast(ROWS).await?;
+    assert!(ROWS.cast_unsigned() * u64::from(WIDE.cast_unsigned()) >= 10 * QUOTA);
+    scene.ballast_of(ROWS, WIDE).await?;
     scene.insert(100).await?;
     Ok(scene.sql.batch_execute("commit").await?)
 }
@@ -26,6 +30,7 @@ async fn p3_03_a_transaction_of_ten_times_the_quota_flows_through() -> Result<()
     let worker = scene.split.worker.process.pid();
     let before = peak(worker)?;
     commit(&mut scene).await?;
+    scene.subscriber.wait_within(scene.ledger.last(), LONG).await.with_context(|| scene.split.logs())?;
     scene.all_arrive_without_a_gap().await?;
     scene.confirmed().await?;
     assert_eq!(scene.slot.wait_active(PATIENCE).await?, holder, "one session all along");
@@ -51,5 +56,6 @@ async fn p3_04_sigterm_inside_a_large_transaction_ends_soon_and_frees_the_slot()
     let state = scene.slot.state().await?.context("the slot stays")?;
     assert!(!state.active, "{state:?}");
     scene.split.start_worker()?;
+    scene.subscriber.wait_within(scene.ledger.last(), LONG).await.with_context(|| scene.split.logs())?;
     scene.all_arrive().await.map(drop)
 }
