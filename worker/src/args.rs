@@ -6,7 +6,7 @@ use aura_kit::Problems;
 use aura_store::{NewSource, Plugin, SlotRecreate};
 use secrecy::SecretString;
 
-use crate::WorkerSettings;
+use crate::{WorkerSettings, container};
 
 /// Where the leases are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -67,7 +67,7 @@ pub struct WorkerArgs {
 impl WorkerArgs {
     /// Adds what is wrong.
     pub fn check(&self, problems: &mut Problems) {
-        for problem in self.settings().problems() {
+        for problem in self.settings().problems(container::memory_limit()) {
             problems.add(problem);
         }
     }

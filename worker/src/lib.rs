@@ -3,6 +3,7 @@
 mod actor;
 mod args;
 mod conditions;
+mod container;
 mod encode;
 mod engine;
 mod fronts;

@@ -1,5 +1,10 @@
 use std::time::Duration;
 
+use crate::engine::BATCH_BYTES;
+
+/// What a worker needs besides the rows that it holds (R-MEM-9).
+const BESIDES: u64 = 64 << 20;
+
 /// Knobs of a worker, with the defaults of the `CDC_*` variables (design §8).
 #[derive(Debug, Clone)]
 pub struct WorkerSettings {
@@ -63,14 +68,28 @@ impl WorkerSettings {
         self.memory_quota / self.max_engines.max(1)
     }
 
-    /// What can't work, in words for the operator (R-MEM-9).
-    pub fn problems(&self) -> Vec<String> {
+    /// What can't work, in words for the operator (R-MEM-9); `container` is the memory of the container in bytes.
+    pub fn problems(&self, container: Option<u64>) -> Vec<String> {
         let mut problems = Vec::new();
-        if self.engine_quota() < 4 * self.max_event_bytes {
+        let (quota, event) = (self.engine_quota(), self.max_event_bytes);
+        if quota < 4 * event {
             problems.push(format!(
-                "CDC_MEMORY_QUOTA / CDC_MAX_ENGINES is {} bytes, it must be at least four times the largest event ({} bytes)",
-                self.engine_quota(),
-                self.max_event_bytes
+                "CDC_MEMORY_QUOTA / CDC_MAX_ENGINES is {quota} bytes, it must be at least four times the largest event ({event} bytes)"
+            ));
+        }
+        let process = self.memory_quota as u64 * 5 / 4 + BESIDES;
+        if let Some(container) = container.filter(|container| process > *container) {
+            problems.push(format!(
+                "CDC_MEMORY_QUOTA is {} bytes: the worker may need {process} with it, and its container has {container}",
+                self.memory_quota
+            ));
+        }
+        // Every shard may have a batch on its way and one that waits, of two projects; reading resumes below half.
+        let batches = 2 * self.shards * 2 * BATCH_BYTES;
+        if batches > quota / 2 {
+            problems.push(format!(
+                "CDC_NUM_SHARDS is {}: their batches hold {batches} bytes, more than half of CDC_MEMORY_QUOTA / CDC_MAX_ENGINES ({quota} bytes)",
+                self.shards
             ));
         }
         if self.shards == 0 {
@@ -80,5 +99,27 @@ impl WorkerSettings {
             problems.push("LEASE_DURATION_SECS must be at least 3".to_owned());
         }
         problems
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r_mem_9_what_can_t_work_is_said_at_the_start() {
+        let fine = WorkerSettings::default();
+        assert_eq!(fine.problems(None), Vec::<String>::new());
+        assert_eq!(fine.problems(Some(384 << 20)), Vec::<String>::new(), "256 MiB and a quarter, and 64 MiB");
+        let cases = [
+            (fine.clone(), Some((384 << 20) - 1), "container"),
+            (WorkerSettings { memory_quota: (256 << 20) - 8, ..fine.clone() }, None, "four times the largest event"),
+            (WorkerSettings { shards: 5, ..fine.clone() }, None, "CDC_NUM_SHARDS is 5"),
+            (WorkerSettings { shards: 0, ..fine }, None, "at least 1"),
+        ];
+        for (settings, container, words) in cases {
+            let problems = settings.problems(container);
+            assert!(problems.iter().any(|problem| problem.contains(words)), "{words}: {problems:?}");
+        }
     }
 }

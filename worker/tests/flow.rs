@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use aura_domain::{Condition, EngineState, FlowLive};
+use aura_kit::Metrics;
 use aura_store::Plugin;
 use aura_testkit::{eventually, eventually_some};
 use serde_json::json;
@@ -24,6 +25,7 @@ async fn r_mem_4_reading_pauses_and_resumes_and_loses_nothing() -> anyhow::Resul
     stage.bus = Arc::clone(&bus) as _;
     stage.settings.memory_quota = stage.settings.max_engines << 18;
     stage.sql.batch_execute("create table t (id int primary key, body text)").await?;
+    let metrics = Metrics::install()?;
     let worker = stage.run_worker().await;
     let mut watch = stage.changes().await;
     stage.enable("t").await?;
@@ -46,8 +48,51 @@ async fn r_mem_4_reading_pauses_and_resumes_and_loses_nothing() -> anyhow::Resul
     })
     .await?;
     assert!(watch.gaps.is_empty());
+    shows_everything(&metrics.render(), &stage);
     worker.stop().await;
     Ok(())
+}
+
+/// F.12, as far as flow control is concerned.
+fn shows_everything(metrics: &str, stage: &Stage) {
+    let line = |name: &str, labels: &[&str]| {
+        let source = stage.source.id.to_string();
+        let fits = |line: &&str| {
+            line.starts_with(name)
+                && line[name.len()..].starts_with('{')
+                && line.contains(&source)
+                && labels.iter().all(|label| line.contains(label))
+        };
+        let value = metrics.lines().find(fits).and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        value.unwrap_or_else(|| panic!("{name} {labels:?} is missing: {metrics}"))
+    };
+    let gauges = [
+        "cdc_flow_used_bytes",
+        "cdc_flow_quota_bytes",
+        "cdc_flow_overdraft_bytes",
+        "cdc_flow_paused",
+        "cdc_flow_paused_seconds_total",
+        "cdc_resolved_lsn",
+        "cdc_received_lsn",
+        "cdc_confirmed_lsn",
+        "cdc_resolved_lag_bytes",
+        "cdc_resolved_oldest_seconds",
+        "cdc_txn_open_rows",
+        "cdc_holes",
+        "cdc_hole_oldest_seconds",
+        "cdc_feedback_withheld_total",
+    ];
+    for name in gauges {
+        line(name, &[]);
+    }
+    for name in ["cdc_shard_bytes", "cdc_shard_rows", "cdc_shard_oldest_seconds", "cdc_shard_hot"] {
+        line(name, &["shard=\"0\""]);
+    }
+    line("cdc_feedback_gap_seconds_count", &[]);
+    assert!(line("cdc_feedback_total", &["kind=\"advance\""]) > 0.0);
+    assert!(line("cdc_resolved_advance_total", &[]) > 0.0);
+    assert!(line("cdc_flow_pause_total", &["reason=\"quota\""]) >= 1.0);
+    assert!(line("cdc_flow_resume_by_tick_total", &[]) == 0.0, "a wake-up was lost");
 }
 
 /// R-MEM-3, R-BIG-2: a row larger than the quota, in a transaction of ten times the quota, behind others.

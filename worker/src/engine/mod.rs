@@ -35,6 +35,7 @@ use aura_lease::LeaseBackend;
 use aura_pgsource::{Sockets, SourceError, SourceUrl, slot as slot_names, visibility::VisibilityPool};
 use aura_store::{Source, Store};
 pub(crate) use end::{End, How, Running};
+pub(crate) use shard::BATCH_BYTES;
 use tasks::Tasks;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;

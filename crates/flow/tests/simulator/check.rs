@@ -92,6 +92,12 @@ impl Watch {
         self.behind_since = None;
     }
 
+    /// After an end that was verified only what is behind it comes again (15).
+    pub(crate) fn resumed(&mut self, start: u64, verified: Option<u64>) {
+        let behind = verified.is_none_or(|verified| start >= verified);
+        self.must(behind, || format!("15: verified {verified:?}, and reads from {start} again"));
+    }
+
     pub(crate) fn refiltered(&mut self, reader: &Reader) {
         self.must(!reader.in_transaction(), || "R-HOLE-2: a change of the filter inside a transaction".to_owned());
         self.clean = true;
@@ -109,11 +115,7 @@ impl Watch {
     }
 
     pub(crate) fn admitted(&mut self, project: ProjectId, now: Ms) {
-        let work = self.work.entry(project).or_insert(Work { rows: 0, progress: now });
-        if work.rows == 0 {
-            work.progress = now;
-        }
-        work.rows += 1;
+        self.work.entry(project).or_insert(Work { rows: 0, progress: now }).rows += 1;
     }
 
     pub(crate) fn acked(&mut self, project: ProjectId, rows: usize, now: Ms) {
@@ -122,6 +124,9 @@ impl Watch {
         let work = self.work.get_mut(&project).expect("it was admitted");
         work.rows -= rows;
         work.progress = now;
+        if work.rows == 0 {
+            self.work.remove(&project);
+        }
     }
 
     pub(crate) fn abandoned(&mut self) {
@@ -197,11 +202,9 @@ impl Watch {
             self.stalled(session, now);
         }
         let patience = self.settings.skip_after + ANNOUNCE;
-        for (project, work) in self.work.clone() {
-            let silent = now - work.progress.max(self.well_since);
-            self.must(work.rows == 0 || silent <= patience, || {
-                format!("10: {project} without progress for {silent} ms")
-            });
+        let silent = self.work.iter().map(|(project, work)| (now - work.progress.max(self.well_since), *project)).max();
+        if let Some((silent, project)) = silent {
+            self.must(silent <= patience, || format!("10: {project} without progress for {silent} ms"));
         }
     }
 
@@ -218,8 +221,7 @@ impl Watch {
 
     /// Whoever has work, moves in no way and knows of no outage lets go of the slot.
     fn stalled(&mut self, session: Watched, now: Ms) {
-        let working = self.work.values().filter(|work| work.rows > 0);
-        let Some(began) = working.map(|work| work.progress).min() else { return };
+        let Some(began) = self.work.values().map(|work| work.progress).min() else { return };
         let still = now - began.max(self.acked_at).max(session.began);
         self.must(still <= self.settings.stall_limit + TICK, || format!("13: holds the slot, still for {still} ms"));
     }

@@ -81,6 +81,13 @@ fn seeds_that_failed_once() {
     }
 }
 
+/// Invariant 11 at its size: the cost of an acknowledgement and of a look doesn't know of the backlog, nor of the holes.
+#[test]
+fn invariant_11_a_hundred_thousand_transactions_and_holes_cost_no_more_each() {
+    let stats = run::run(1, &Script::hundred_thousand()).expect("every invariant holds");
+    assert!(!stats.cut && stats.rows == 100_000, "{stats:?}");
+}
+
 /// Invariants 1 to 15 as the simulator can see them; see the module.
 #[test]
 fn invariants_01_to_15_hold_for_every_seed() {

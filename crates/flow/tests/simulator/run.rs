@@ -11,7 +11,7 @@ use crate::{
     world::World,
 };
 
-/// A run that takes more is cut; most take a tenth.
+/// A run of a seed that takes more is cut; most take a tenth.
 pub(crate) const STEPS: u64 = 20_000;
 /// After the last fault everything must be delivered within this.
 const PATIENCE: Ms = 1_500_000;
@@ -86,7 +86,7 @@ impl Run {
         let mut ending = false;
         loop {
             self.stats.steps += 1;
-            if self.stats.steps > STEPS {
+            if self.stats.steps > self.script.steps {
                 self.stats.cut = true;
                 return Ok(());
             }

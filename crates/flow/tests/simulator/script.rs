@@ -1,6 +1,6 @@
 //! What happens in a run: a workload and faults, all from one seed, so that leaving a fault out changes nothing else.
 
-use crate::{chance::Chance, source::Ms, worker::Settings, world::TABLES};
+use crate::{chance::Chance, run::STEPS, source::Ms, worker::Settings, world::TABLES};
 
 /// Of the world.
 #[derive(Debug, Clone)]
@@ -68,6 +68,8 @@ pub(crate) struct Script {
     pub(crate) faults: Vec<(Ms, Fault)>,
     /// When all faults have passed.
     pub(crate) heals: Ms,
+    /// It is cut after so many.
+    pub(crate) steps: u64,
 }
 
 impl Script {
@@ -100,9 +102,32 @@ impl Script {
             window: chance.pick(&[quota / 8, quota * 4]),
             keep: chance.one_in(4).then_some(quota as u64 * 3),
             heals: last + 20_000 + 120_000 / scale,
+            steps: STEPS,
             settings,
             events,
             faults,
+        }
+    }
+
+    /// A hundred thousand transactions of a row each, while as many tables are registered (invariant 11).
+    pub(crate) fn hundred_thousand() -> Self {
+        const MANY: usize = 100_000;
+        let seed = Self::new(1);
+        let mut events: Vec<_> = (0..MANY).map(|table| (1 + table as u64 % 1000, Event::Register(table))).collect();
+        events.extend((0..MANY).map(|n| (5000 + n as u64 / 10, Event::Commit(vec![(n * 7919 % MANY, 40)]))));
+        events.sort_by_key(|(at, _)| *at);
+        let settings = Settings { advance: 100, batch_rows: 64, ..seed.settings };
+        Self {
+            workload: Workload::Tiny,
+            settings,
+            projects: MANY / TABLES,
+            timeout: 60_000,
+            window: 100_000,
+            keep: None,
+            events,
+            faults: Vec::new(),
+            heals: 20_000,
+            steps: 10_000_000,
         }
     }
 }

@@ -20,6 +20,8 @@ pub(crate) struct World {
     /// Until when each project's policies hang; `Ms::MAX` = for ever.
     pub(crate) hangs: Vec<Ms>,
     pub(crate) slow_until: Ms,
+    /// Generation and position of the last verified end: nothing at or below it is sent again (15).
+    pub(crate) verified: Option<(u64, u64)>,
 }
 
 impl World {
@@ -31,6 +33,7 @@ impl World {
             timeout,
             hangs: vec![0; projects],
             slow_until: 0,
+            verified: None,
         }
     }
 
