@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use aura_domain::EngineReport;
 use aura_kit::{Component, PlatformArgs, PlatformKeyArgs, Problems, ShutdownArgs, ShutdownHandle, config::ListenArgs};
-use aura_worker::{LeaseKind, WorkerArgs, WorkerSettings};
+use aura_worker::{WorkerArgs, WorkerSettings};
 
 use crate::stack::{Lease, Stack, StackConfig};
 
@@ -56,10 +56,7 @@ impl ServeOptions {
             platform_jwt_secret: self.platform_key.secret(),
             nats_url: Some(self.platform.nats_url.clone()),
             source: self.worker.shared_source(),
-            lease: match self.worker.lease_backend() {
-                LeaseKind::None => Lease::Alone,
-                LeaseKind::Auto | LeaseKind::Postgres => Lease::Shared,
-            },
+            lease: Lease::Chosen(Box::new(self.worker.clone())),
             worker: WorkerSettings { drain_timeout: self.shutdown.drain_timeout, ..self.worker.settings() },
         }
     }

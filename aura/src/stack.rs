@@ -12,8 +12,9 @@ use aura_kit::{
     Cap, Component, Metrics, Probes, Report, ShutdownHandle,
     http::{Server, with_layers},
 };
+use aura_lease::{LeaseBackend, NoLease};
 use aura_store::{MasterKey, NewSource, PostgresLease, Store};
-use aura_worker::{Worker, WorkerDeps, WorkerSettings, WorkerStatus};
+use aura_worker::{Worker, WorkerArgs, WorkerDeps, WorkerSettings, WorkerStatus};
 use axum::{Router, body::Body};
 use http::{Request, header};
 use secrecy::{ExposeSecret, SecretString};
@@ -40,14 +41,14 @@ pub(crate) struct StackConfig {
 const LEAVE: Duration = Duration::from_millis(500);
 
 /// Who may run engines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum Lease {
     /// This process alone: somebody else sees to that.
     Ours,
-    /// This process alone, if nobody else is there.
-    Alone,
     /// Whoever holds the row in the platform database.
     Shared,
+    /// As the options say.
+    Chosen(Box<WorkerArgs>),
 }
 
 /// The three components, built and not yet running.
@@ -74,14 +75,18 @@ impl Stack {
         if let Some(source) = config.source {
             store.upsert_source(source).await.context("can't register the source `shared`")?;
         }
-        match config.lease {
-            // A predecessor that was killed is still registered, and nobody need wait until it has been silent for long.
-            Lease::Ours => store.forget_workers().await.component("platform database")?,
-            Lease::Alone => aura_worker::ensure_alone(&store, &config.worker).await.component("lease")?,
-            Lease::Shared => {}
-        }
+        let lease: Arc<dyn LeaseBackend> = match config.lease {
+            Lease::Ours => {
+                // A predecessor that was killed is still registered, and nobody need wait until it has been silent for long.
+                store.forget_workers().await.component("platform database")?;
+                Arc::new(NoLease)
+            }
+            Lease::Shared => Arc::new(PostgresLease::new(&store)),
+            Lease::Chosen(options) => options.lease(&store).await.component("lease")?,
+        };
         let bus = bus(config.nats_url).await?;
-        let worker = worker(&store, &bus, config.lease, config.worker);
+        let deps = WorkerDeps { store: store.clone(), bus: Arc::clone(&bus), lease, settings: config.worker };
+        let worker = Worker::new(deps);
         let deps =
             FrontDeps { store: store.clone(), bus: Arc::clone(&bus), sub_id_key, settings: FrontSettings::default() };
         let front = Front::new(deps);
@@ -157,14 +162,6 @@ async fn bus(url: Option<SecretString>) -> Result<SharedBus> {
             Ok(Arc::new(bus))
         }
     }
-}
-
-fn worker(store: &Store, bus: &SharedBus, lease: Lease, settings: WorkerSettings) -> Worker {
-    let lease: Arc<dyn aura_lease::LeaseBackend> = match lease {
-        Lease::Ours | Lease::Alone => Arc::new(aura_lease::NoLease),
-        Lease::Shared => Arc::new(PostgresLease::new(store)),
-    };
-    Worker::new(WorkerDeps { store: store.clone(), bus: Arc::clone(bus), lease, settings })
 }
 
 /// Health with the worker's `cdc_active`; ready while the platform database answers.

@@ -7,6 +7,7 @@ mod direction;
 mod force;
 mod joins;
 mod keys;
+mod kubernetes;
 mod large;
 mod load;
 mod names;

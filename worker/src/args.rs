@@ -1,23 +1,16 @@
 //! The `CDC_*` variables (design §8), shared by the worker's binary and the undivided one.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use aura_kit::Problems;
-use aura_store::{NewSource, Plugin, SlotRecreate};
+use aura_lease::{LeaseBackend, Pod};
+use aura_store::{NewSource, Plugin, SlotRecreate, Store};
 use secrecy::SecretString;
 
-use crate::{WorkerSettings, container};
-
-/// Where the leases are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum LeaseKind {
-    /// Postgres, until a cluster's own leases can be used.
-    Auto,
-    /// The platform database.
-    Postgres,
-    /// Always leading: for a single worker.
-    None,
-}
+use crate::{
+    WorkerSettings, container,
+    lease::{LeaseKind, NoBackend},
+};
 
 /// A worker's options.
 #[derive(Debug, Clone, clap::Args)]
@@ -56,12 +49,21 @@ pub struct WorkerArgs {
     /// Who streams from a slot for this long and has never confirmed anything is a zombie: seconds, or with s or m.
     #[arg(long, env = "CDC_ZOMBIE_AFTER", default_value = "5m", value_parser = time)]
     zombie_after: Duration,
-    /// Where leases are kept.
+    /// Where leases are kept; auto is the cluster in a pod that may talk to it, else the platform database.
     #[arg(long, env = "LEASE_BACKEND", default_value = "auto", value_enum)]
     lease_backend: LeaseKind,
+    /// Namespace of a cluster's leases; the pod's own by default.
+    #[arg(long, env = "LEASE_NAMESPACE", value_name = "NAME")]
+    lease_namespace: Option<String>,
     /// From the last renewal to expiry, in seconds.
     #[arg(long, env = "LEASE_DURATION_SECS", default_value_t = 15)]
     lease_duration_secs: u64,
+    /// The pod's metadata.name; with its uid a container that was started again needn't wait for its own lease.
+    #[arg(long, env = "POD_NAME", requires = "pod_uid", value_name = "NAME")]
+    pod_name: Option<String>,
+    /// The pod's metadata.uid.
+    #[arg(long, env = "POD_UID", requires = "pod_name", value_name = "UID")]
+    pod_uid: Option<String>,
 }
 
 impl WorkerArgs {
@@ -72,9 +74,16 @@ impl WorkerArgs {
         }
     }
 
-    /// Where leases are kept.
-    pub fn lease_backend(&self) -> LeaseKind {
-        self.lease_backend
+    /// The back end of the leases.
+    ///
+    /// # Errors
+    /// There is none, or without leases this worker wouldn't be alone.
+    pub async fn lease(&self, store: &Store) -> Result<Arc<dyn LeaseBackend>, NoBackend> {
+        self.lease_backend.open(store, &self.settings(), self.lease_namespace.clone()).await
+    }
+
+    fn pod(&self) -> Option<Pod> {
+        Some(Pod { name: self.pod_name.clone()?, uid: self.pod_uid.clone()? })
     }
 
     /// The source `shared`, if it is given.
@@ -103,6 +112,7 @@ impl WorkerArgs {
             advance_interval: Duration::from_millis(self.advance_interval_ms),
             zombie_after: self.zombie_after,
             lease_duration: Duration::from_secs(self.lease_duration_secs),
+            pod: self.pod(),
             ..WorkerSettings::default()
         }
     }

@@ -8,6 +8,7 @@ mod encode;
 mod engine;
 mod fronts;
 mod http;
+mod lease;
 mod live;
 mod pool;
 mod settings;
@@ -24,14 +25,15 @@ use std::{
     time::Duration,
 };
 
-pub use args::{LeaseKind, WorkerArgs};
+pub use args::WorkerArgs;
 use aura_bus::SharedBus;
 use aura_domain::{EngineReport, EngineState, SourceId, WorkerId};
 use aura_flow::Heartbeat;
 use aura_kit::ShutdownHandle;
-use aura_lease::LeaseBackend;
+use aura_lease::{LeaseBackend, worker_id};
 use aura_store::{Store, StoreError};
 use axum::Router;
+pub use lease::{LeaseKind, NoBackend};
 use secrecy::SecretString;
 use serde_json::json;
 pub use settings::WorkerSettings;
@@ -114,7 +116,7 @@ impl Worker {
     pub fn new(deps: WorkerDeps) -> Self {
         let WorkerDeps { store, bus, lease, settings } = deps;
         // Unique per start: a restarted process is another holder and gets another epoch.
-        let worker = WorkerId(format!("worker-{}", uuid::Uuid::new_v4()));
+        let worker = worker_id(settings.pod.as_ref());
         let (board, fronts) = (Arc::new(StatusBoard::default()), Arc::new(Fronts::default()));
         let watchlist = Watchlist::default();
         let rounds = Heartbeat::new(std::time::Instant::now());
@@ -154,6 +156,11 @@ impl Worker {
         let limit = self.deps.settings.watchdog_limit;
         let watchdog = Watchdog::start(self.deps.watchlist.clone(), limit, shutdown.clone());
         let _watchdog = watchdog.inspect_err(|error| tracing::error!(%error, "no thread for the watchdog"));
+        if !self.deps.lease.is_exclusive() {
+            let (store, me) = (self.deps.store.clone(), self.deps.worker.clone());
+            let alone = lease::stay_alone(store, me, shutdown.clone());
+            tasks.spawn(listening.clone().run_until_cancelled_owned(alone));
+        }
         let (drained_by, process) = watch::channel(None);
         tasks.spawn(pass_on(shutdown.deadlines(), drained_by));
         let reports = Supervisor::new(self.deps, process).run(self.desks).await;

@@ -9,9 +9,8 @@ use aura_kit::{
     Cap, Component, Configuration, Environment, Metrics, PlatformArgs, PlatformKeyArgs, Probes, Problems, Report,
     ShutdownArgs, ShutdownHandle, TelemetryArgs, http, http::Server,
 };
-use aura_lease::{LeaseBackend, NoLease};
-use aura_store::{MasterKey, PostgresLease, Store};
-use aura_worker::{LeaseKind, Worker, WorkerArgs, WorkerDeps, WorkerSettings, WorkerStatus};
+use aura_store::{MasterKey, Store};
+use aura_worker::{Worker, WorkerArgs, WorkerDeps, WorkerSettings, WorkerStatus};
 use axum::{Router, routing::get};
 use clap::Parser;
 use secrecy::{ExposeSecret, SecretString};
@@ -98,13 +97,7 @@ async fn build(config: &Config, shutdown: &ShutdownHandle) -> Result<(Worker, Se
     }
     let nats = NatsOptions::new(config.platform.nats_url(), "aura-realtime-cdc-worker");
     let bus: SharedBus = Arc::new(NatsBus::connect(nats).await.component("bus")?);
-    let lease: Arc<dyn LeaseBackend> = match config.worker.lease_backend() {
-        LeaseKind::None => {
-            aura_worker::ensure_alone(&store, &config.worker.settings()).await.component("lease")?;
-            Arc::new(NoLease)
-        }
-        LeaseKind::Auto | LeaseKind::Postgres => Arc::new(PostgresLease::new(&store)),
-    };
+    let lease = config.worker.lease(&store).await.component("lease")?;
     let settings = WorkerSettings { drain_timeout: config.shutdown.drain_timeout, ..config.worker.settings() };
     let worker = Worker::new(WorkerDeps { store: store.clone(), bus, lease, settings });
     let probes = probes(metrics, worker.status(), store).until(shutdown);

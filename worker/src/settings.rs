@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use aura_lease::Pod;
+
 use crate::engine::BATCH_BYTES;
 
 /// What a worker needs besides the rows that it holds (R-MEM-9).
@@ -10,6 +12,8 @@ const BESIDES: u64 = 64 << 20;
 pub struct WorkerSettings {
     /// `CDC_FILTER_REFRESH_MS`: the registry is read again this often, signal or not.
     pub filter_refresh: Duration,
+    /// `POD_NAME`, `POD_UID`: part of the worker's name in leases.
+    pub pod: Option<Pod>,
     /// `CDC_NUM_SHARDS`.
     pub shards: usize,
     /// `CDC_MEMORY_QUOTA` in bytes, of the process.
@@ -44,6 +48,7 @@ impl Default for WorkerSettings {
     fn default() -> Self {
         Self {
             filter_refresh: Duration::from_secs(3),
+            pod: None,
             shards: 4,
             memory_quota: 256 << 20,
             max_engines: 8,

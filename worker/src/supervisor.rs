@@ -7,6 +7,7 @@ use std::{
 };
 
 use aura_domain::{Desired, EngineReport, EngineState, SourceId, WorkerId};
+use aura_lease::is_predecessor;
 use aura_store::{Engine, NewWorker, Signal, SignalListener, Source, Store, StoreError, WorkerRow};
 use tokio::{
     sync::watch,
@@ -24,7 +25,7 @@ use crate::{
 /// The rows are read this often, signal or not: a stop works without the bus, and with a signal that was lost (R-ENG-3).
 const REFRESH: Duration = Duration::from_secs(1);
 /// Period of a worker's sign of life (R-LEASE-3).
-const HEARTBEAT: Duration = Duration::from_secs(2);
+pub(crate) const HEARTBEAT: Duration = Duration::from_secs(2);
 /// A worker that missed three is dead, even if leases are shorter.
 const MISSED: Duration = Duration::from_secs(6);
 /// Saying goodbye at the end; whoever is silent is forgotten anyway.
@@ -229,7 +230,8 @@ impl Pool {
     }
 
     fn is_alive(&self, worker: &WorkerRow) -> bool {
-        Duration::from_millis(worker.silent_ms.unsigned_abs()) < self.dead_after
+        !is_predecessor(&worker.id, &self.me)
+            && Duration::from_millis(worker.silent_ms.unsigned_abs()) < self.dead_after
     }
 
     fn is_stale(&self, engine: &Engine) -> bool {

@@ -2,13 +2,16 @@
 
 use std::{
     collections::BTreeMap,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use aura_domain::{EngineState, SourceId, WorkerId};
+use aura_kit::ShutdownHandle;
+use aura_lease::NoLease;
 use aura_store::{NewSource, NewWorker, Plugin, SlotRecreate};
 use aura_testkit::eventually;
-use aura_worker::{NotAlone, ensure_alone};
+use aura_worker::{NotAlone, Worker, WorkerDeps, ensure_alone};
 
 use crate::stage::{PATIENCE, Running, Stage};
 
@@ -122,5 +125,25 @@ async fn r_lease_3_a_worker_without_leases_wants_to_be_alone() -> anyhow::Result
     let row = NewWorker { id: &dead, host: "h", version: "1", max_engines: 1, draining: false };
     stage.store.heartbeat(row).await?;
     ensure_alone(&stage.store, &stage.settings).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r_sec_4_a_worker_without_leases_fails_as_soon_as_another_joins() -> anyhow::Result<()> {
+    let stage = pool(1).await?;
+    let shutdown = ShutdownHandle::new(PATIENCE);
+    let worker = Worker::new(WorkerDeps {
+        store: stage.store.clone(),
+        bus: Arc::clone(&stage.bus),
+        lease: Arc::new(NoLease),
+        settings: stage.settings.clone(),
+    });
+    let life = tokio::spawn(worker.run(shutdown.clone()));
+    eventually(PATIENCE, || async { running(&stage).await.len() == 1 }).await?;
+    let other = stage.worker().await;
+    eventually(PATIENCE, || async { shutdown.is_triggered() }).await?;
+    assert!(shutdown.failure().is_some_and(|failure| failure.component == "lease"), "{:?}", shutdown.failure());
+    life.await?;
+    other.stop().await;
     Ok(())
 }

@@ -27,10 +27,9 @@ pub fn pod_prefix(worker: &WorkerId) -> Option<&str> {
     (prefix.matches('_').count() == 2).then_some(prefix)
 }
 
-/// Whether `holder` was an earlier start of the pod that `worker` runs in: it is gone, so its lease is free.
-#[cfg(feature = "kubernetes")]
-pub(crate) fn was_us(holder: &str, worker: &WorkerId) -> bool {
-    pod_prefix(worker).is_some_and(|prefix| holder.starts_with(prefix))
+/// Whether `holder` is an earlier start of the pod that `worker` runs in: it is gone, so what it held is free.
+pub fn is_predecessor(holder: &WorkerId, worker: &WorkerId) -> bool {
+    holder != worker && pod_prefix(worker).is_some_and(|prefix| holder.0.starts_with(prefix))
 }
 
 #[cfg(test)]
@@ -43,7 +42,9 @@ mod tests {
         let (first, second) = (worker_id(Some(&pod)), worker_id(Some(&pod)));
         assert_ne!(first, second);
         assert_eq!(pod_prefix(&first), Some("aura-worker-7d9f-x2_0f9c1c50-11aa_"));
-        assert_eq!(pod_prefix(&first), pod_prefix(&second));
+        assert!(is_predecessor(&first, &second) && !is_predecessor(&first, &first));
+        let other = worker_id(Some(&Pod { uid: "0f9c1c50-11ab".to_owned(), ..pod }));
+        assert!(!is_predecessor(&first, &other) && !is_predecessor(&worker_id(None), &worker_id(None)));
         assert_eq!(pod_prefix(&worker_id(None)), None);
         assert_eq!(pod_prefix(&WorkerId("odd_name".to_owned())), None);
     }

@@ -14,7 +14,7 @@ mod kubernetes;
 mod none;
 mod run;
 
-pub use identity::{Pod, pod_prefix, worker_id};
+pub use identity::{Pod, is_predecessor, pod_prefix, worker_id};
 #[cfg(feature = "kubernetes")]
 pub use kubernetes::{KubernetesLease, KubernetesOptions};
 pub use none::NoLease;

@@ -7,7 +7,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use tokio::{sync::watch, time::Instant};
 
 use super::record;
-use crate::identity::was_us;
+use crate::is_predecessor;
 
 /// Of one lease.
 #[derive(Debug)]
@@ -92,7 +92,9 @@ impl Sightings {
         if seen.gone {
             return Verdict::Create(record::duration(lease));
         }
-        let others = record::holder(lease).filter(|holder| *holder != worker.0 && !was_us(holder, worker));
+        let others = record::holder(lease)
+            .map(|holder| WorkerId(holder.to_owned()))
+            .filter(|holder| holder != worker && !is_predecessor(holder, worker));
         let left = remaining(lease, seen.since, now);
         match (others, seen.probation) {
             (Some(_), _) if !left.is_zero() => Verdict::Held(left),
