@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use aura_testkit::{Flow, eventually};
+use aura_testkit::{Flow, SlotState, eventually};
 use serde_json::json;
 
 use system_tests::{PATIENCE, Scene, SplitOptions};
@@ -56,6 +56,21 @@ async fn lab_h_a_stop_on_a_half_open_stream_frees_the_slot() -> Result<()> {
     scene.all_arrive().await?;
     scene.source_proxy()?.set_where(Flow::Blackhole, streams);
     stops_and_starts(&mut scene, Duration::from_secs(8)).await
+}
+
+/// Condition H once more: the server gives the stream up after its time-out, and no word of that arrives.
+#[tokio::test]
+async fn lab_h_a_half_open_stream_is_noticed_and_replaced() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default().postgres("wal_sender_timeout", "1s").source_proxy()).await?;
+    scene.insert(1).await?;
+    scene.all_arrive().await?;
+    let holder = scene.slot.wait_active(PATIENCE).await?;
+    scene.source_proxy()?.set_present(Flow::Blackhole, streams);
+    scene.insert(10).await?;
+    scene.slot.wait(PATIENCE, |state| state.is_some_and(|state| !state.active)).await?;
+    let other = |state: Option<&SlotState>| state.is_some_and(|state| state.active && state.pid != Some(holder));
+    scene.slot.wait(PATIENCE, other).await.with_context(|| scene.split.logs())?;
+    scene.all_arrive_without_a_gap().await
 }
 
 /// control-plane.md §4.1, 4: a reset of the replication connection alone.

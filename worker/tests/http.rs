@@ -66,7 +66,8 @@ async fn r_sec_7_the_engine_routes_take_a_platform_key_and_json_only() -> anyhow
         let request = Call { path: &unknown, key: Some(&good), content_type: Some(JSON), body: "" };
         assert_eq!(call(&worker, request).await?.0, StatusCode::NOT_FOUND, "{verb}");
     }
-    assert_eq!(stage.engine().await.state, EngineState::Running, "nobody was let in");
+    assert_eq!(stage.engine().await.desired, Desired::Running, "nobody was let in");
+    stage.reaches(EngineState::Running).await?;
     worker.stop().await;
     Ok(())
 }

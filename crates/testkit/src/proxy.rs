@@ -1,6 +1,9 @@
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -53,31 +56,37 @@ type Choice = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 struct Rules {
     flow: Flow,
     choice: Option<Choice>,
+    /// Only for connections with a lower number.
+    before: u64,
 }
 
 impl Rules {
     fn flow(&self, opening: &Opening) -> Flow {
         match &self.choice {
+            _ if opening.number >= self.before => Flow::Open,
             Some(choice) if !opening.is(&**choice) => Flow::Open,
             _ => self.flow,
         }
     }
 }
 
-/// The first bytes of a client.
+/// A connection's number and its client's first bytes.
 #[derive(Debug, Clone, Default)]
-struct Opening(Arc<Mutex<Vec<u8>>>);
+struct Opening {
+    number: u64,
+    said: Arc<Mutex<Vec<u8>>>,
+}
 
 impl Opening {
     fn add(&self, bytes: &[u8]) {
-        let mut opening = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opening = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         let room = OPENING.saturating_sub(opening.len()).min(bytes.len());
         opening.extend_from_slice(&bytes[..room]);
     }
 
     /// False while the client has said nothing.
     fn is(&self, choice: &dyn Fn(&str) -> bool) -> bool {
-        let opening = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let opening = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         !opening.is_empty() && choice(&String::from_utf8_lossy(&opening))
     }
 }
@@ -86,6 +95,7 @@ impl Opening {
 pub struct TcpProxy {
     port: u16,
     rules: watch::Sender<Rules>,
+    accepted: Arc<AtomicU64>,
     _stop: DropGuard,
 }
 
@@ -94,11 +104,13 @@ impl TcpProxy {
     pub async fn start(target: u16) -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let port = listener.local_addr()?.port();
-        let (rules, watched) = watch::channel(Rules { flow: Flow::Open, choice: None });
+        let (rules, watched) = watch::channel(Rules { flow: Flow::Open, choice: None, before: u64::MAX });
         let stop = CancellationToken::new();
-        let accepting = accept(listener, SocketAddr::from(([127, 0, 0, 1], target)), watched);
+        let accepted = Arc::new(AtomicU64::new(0));
+        let target = SocketAddr::from(([127, 0, 0, 1], target));
+        let accepting = accept(listener, target, watched, Arc::clone(&accepted));
         tokio::spawn(stop.clone().run_until_cancelled_owned(accepting));
-        Ok(Self { port, rules, _stop: stop.drop_guard() })
+        Ok(Self { port, rules, accepted, _stop: stop.drop_guard() })
     }
 
     /// The proxy's own port.
@@ -108,26 +120,32 @@ impl TcpProxy {
 
     /// Changes what happens to all connections from now on.
     pub fn set(&self, flow: Flow) {
-        self.rules.send_replace(Rules { flow, choice: None });
+        self.rules.send_replace(Rules { flow, choice: None, before: u64::MAX });
     }
 
     /// Changes what happens from now on to connections that are chosen by what their client said first; all others are
     /// open. PostgreSQL's start-up packet, unless it is encrypted, has `name\0value\0` pairs: the user, the database, the
     /// application name, and `replication` of those that stream. Statements come behind it.
     pub fn set_where(&self, flow: Flow, choice: impl Fn(&str) -> bool + Send + Sync + 'static) {
-        self.rules.send_replace(Rules { flow, choice: Some(Arc::new(choice)) });
+        self.rules.send_replace(Rules { flow, choice: Some(Arc::new(choice)), before: u64::MAX });
+    }
+
+    /// The same for the connections that are there now; whoever comes later gets through.
+    pub fn set_present(&self, flow: Flow, choice: impl Fn(&str) -> bool + Send + Sync + 'static) {
+        let before = self.accepted.load(Ordering::SeqCst);
+        self.rules.send_replace(Rules { flow, choice: Some(Arc::new(choice)), before });
     }
 }
 
-async fn accept(listener: TcpListener, target: SocketAddr, rules: watch::Receiver<Rules>) {
+async fn accept(listener: TcpListener, target: SocketAddr, rules: watch::Receiver<Rules>, accepted: Arc<AtomicU64>) {
     let connections = TaskTracker::new();
     while let Ok((client, _)) = listener.accept().await {
-        connections.spawn(connection(client, target, rules.clone()));
+        let opening = Opening { number: accepted.fetch_add(1, Ordering::SeqCst), ..Opening::default() };
+        connections.spawn(connection(client, target, rules.clone(), opening));
     }
 }
 
-async fn connection(client: TcpStream, target: SocketAddr, rules: watch::Receiver<Rules>) {
-    let opening = Opening::default();
+async fn connection(client: TcpStream, target: SocketAddr, rules: watch::Receiver<Rules>, opening: Opening) {
     let mut gate = Gate { rules, opening: opening.clone(), opens: None };
     let mut end = gate.clone();
     // A new connection in the freeze hangs, too.

@@ -41,6 +41,9 @@ pub(crate) enum EngineError {
     /// Something that the engine can't or mustn't run with (R-ENG-9).
     #[error("{}; {}", .0.evidence, .0.fix)]
     Preflight(Finding),
+    /// The server has ended the stream, and its word didn't arrive.
+    #[error("the connection is half open: the server has ended the stream")]
+    HalfOpen,
     /// The server says goodbye in the middle of the stream.
     #[error("the server ends the stream")]
     SourceEnds,
@@ -74,7 +77,7 @@ impl EngineError {
             Self::SlotInUse { pid, name } => Some(format!("pid {pid} ({name})")),
             Self::SlotOfOtherDatabase(database) => Some(format!("it reads {database}")),
             Self::Source(error) => Some(error.to_string()),
-            Self::SlotLost { .. } | Self::Stalled(_) | Self::Preflight(_) => Some(self.to_string()),
+            Self::SlotLost { .. } | Self::Stalled(_) | Self::Preflight(_) | Self::HalfOpen => Some(self.to_string()),
             Self::Store(_) | Self::PluginMissing | Self::SlotHalfMade | Self::SourceEnds => None,
         };
         Observed { state, code: Some(reason), detail }
@@ -95,6 +98,7 @@ impl EngineError {
             Self::Preflight(finding) => failed(finding.code),
             Self::SlotHalfMade => backoff("slot_half_made"),
             Self::SourceEnds => leaving,
+            Self::HalfOpen => backoff("source_unreachable"),
             Self::Stalled(Stall::Sink) => failed("sink"),
             Self::Stalled(Stall::Outage) => failed("outage"),
             Self::Store(StoreError::Fenced) => failed("fenced"),
@@ -142,6 +146,7 @@ mod tests {
             (EngineError::SlotInUse { pid: 1, name: "psql".to_owned() }, "slot_in_use_by_other"),
             (EngineError::SourceEnds, "source_shutting_down"),
             (EngineError::Source(SourceError::Closed), "source_unreachable"),
+            (EngineError::HalfOpen, "source_unreachable"),
         ];
         for (error, reason) in retried {
             let policy = error.policy();

@@ -1,5 +1,5 @@
 //! Looks at the slot on a connection of its own, whatever the stream does: how much log the server still keeps (R-FB-6),
-//! and who holds the slot without doing any work (R-ENG-7).
+//! who holds the slot without doing any work (R-ENG-7), and whether the server still knows our stream.
 
 use std::{
     sync::Arc,
@@ -31,18 +31,25 @@ pub(super) struct Lookout {
     sql: Option<SqlConnection>,
     /// Of the process that holds the slot now.
     first: Option<(Look, Instant)>,
+    /// The stream that the server didn't know at the last look.
+    unknown: Option<Instant>,
 }
 
 impl Lookout {
     pub(super) fn new(engine: Arc<Engine>) -> Self {
-        Self { engine, sql: None, first: None }
+        Self { engine, sql: None, first: None, unknown: None }
     }
 
     /// Runs until the engine ends.
     pub(super) async fn run(mut self) {
         let halt = self.engine.halt.clone();
         let looking = async {
+            let mut looked = Instant::now();
             loop {
+                if std::mem::replace(&mut looked, Instant::now()).elapsed() > PERIOD * 2 {
+                    // This process slept, or couldn't look: what was seen before is no beginning of anything.
+                    (self.first, self.unknown) = (None, None);
+                }
                 if let Err(error) = self.look().await {
                     tracing::debug!(source = %self.engine.source.id, %error, "can't look at the slot");
                     self.sql = None;
@@ -65,6 +72,7 @@ impl Lookout {
         let status = slot::status(&sql, &engine.source.slot_name).await?;
         let limit = slot::keep_size(&sql).await?;
         self.guard(status.as_ref(), limit);
+        self.compare(status.as_ref());
         match status.as_ref().and_then(|status| status.holder.as_ref().map(|holder| (status, holder))) {
             Some((status, holder)) => self.judge(&sql, status, holder).await?,
             None => self.first = None,
@@ -104,6 +112,23 @@ impl Lookout {
         engine.deps.board.update(engine.source.id, &engine.source.name, |status| status.live.slot = live);
     }
 
+    /// A half-open connection: the server has ended our stream, and its last word never came. Silence alone proves
+    /// nothing, a large transaction is decoded without a word. Two looks, since a session may just begin or end.
+    fn compare(&mut self, status: Option<&SlotStatus>) {
+        let engine = &self.engine;
+        let ours = |holder: &SlotHolder| {
+            let name = &holder.application_name;
+            name.is_empty() || slot::epoch_of(name, engine.source.id) == Some(engine.epoch)
+        };
+        let known = status.and_then(|status| status.holder.as_ref()).is_some_and(ours);
+        let stream = engine.stream.borrow().filter(|_| !known);
+        if stream.is_some() && stream == self.unknown {
+            tracing::error!(source = %engine.source.id, "the server doesn't know our stream any more, which looks alive");
+            engine.cut.send_replace(stream);
+        }
+        self.unknown = stream;
+    }
+
     /// R-ENG-7. An older epoch of ours is ended when a session begins, and another one can't stream before that.
     async fn judge(
         &mut self,
@@ -117,10 +142,13 @@ impl Lookout {
             self.first.take().filter(|(first, _)| first.pid == now.pid).unwrap_or_else(|| (now.clone(), at));
         let ours = slot::epoch_of(&holder.application_name, self.engine.source.id) == Some(self.engine.epoch);
         let patience = self.engine.deps.settings.zombie_after;
-        match zombie::verdict(&first, &now, at - since, patience, ours && self.engine.is_excused()) {
+        let apart = at - since;
+        let rule = zombie::verdict(&first, &now, apart, patience, ours && self.engine.is_excused())
+            .or_else(|| (ours && zombie::unheard(&first, &now, apart)).then_some(Rule::Unheard));
+        match rule {
             Some(rule) => self.found(rule, holder, ours),
             // Whatever moved: from here on anew.
-            None if first.moved_to(&now) || at - since > patience => self.first = Some((now, at)),
+            None if first.moved_to(&now) || apart > patience => self.first = Some((now, at)),
             None => self.first = Some((first, since)),
         }
         Ok(())

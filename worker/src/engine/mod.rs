@@ -126,6 +126,9 @@ pub(crate) struct Engine {
     new_slot: Arc<Notify>,
     /// Look at the slot now.
     look: Notify,
+    /// When the stream that runs now has begun, and of the one that the server has ended without our hearing it.
+    stream: watch::Sender<Option<Instant>>,
+    cut: watch::Sender<Option<Instant>>,
     /// The server may soon throw away what the slot needs (R-FB-6).
     at_risk: watch::Sender<bool>,
     /// It does no work although it could: to be cut.
@@ -221,6 +224,8 @@ impl Engine {
             stop: CancellationToken::new(),
             new_slot: Arc::default(),
             look: Notify::new(),
+            stream: watch::Sender::new(None),
+            cut: watch::Sender::new(None),
             at_risk: watch::Sender::new(false),
             hung: CancellationToken::new(),
             halt_shards: halt.child_token(),

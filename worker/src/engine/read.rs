@@ -26,6 +26,7 @@ impl Session<'_> {
     pub(super) async fn read(&mut self, stream: &mut Stream, intake: &mut Intake) -> Result<Read, EngineError> {
         let mut outages = self.engine.outages.watch();
         let mut at_risk = self.engine.at_risk.subscribe();
+        let (began, mut cut) = (stream.began, self.engine.cut.subscribe());
         intake.reader.outage(*outages.borrow_and_update(), Instant::now());
         loop {
             let (read, until) = match self.next(stream, intake).await? {
@@ -40,6 +41,7 @@ impl Session<'_> {
                 () = intake.acked.notified() => intake.reader.acked(Instant::now()),
                 // R-FB-8: a server that shuts down waits for us to have confirmed everything, so go at once.
                 () = server_leaves(&stream.sql) => return Err(EngineError::SourceEnds),
+                Ok(_) = cut.wait_for(|cut| *cut == Some(began)) => return Err(EngineError::HalfOpen),
                 changed = self.loaded.changed() => {
                     if changed.is_err() {
                         return Ok(Read::Stopped);

@@ -84,6 +84,7 @@ pub(super) struct Stream {
     pub(super) hole_names: Vec<String>,
     /// And how many there are.
     pub(super) holes: usize,
+    pub(super) began: Instant,
     /// When what flow control does was last shown.
     pub(super) shown: Instant,
 }
@@ -138,7 +139,10 @@ impl<'e> Session<'e> {
                 never = vitals.beating(BEAT) => match never {},
             }
         };
-        Ok(match self.read(&mut stream, intake).await? {
+        self.engine.stream.send_replace(Some(stream.began));
+        let read = self.read(&mut stream, intake).await;
+        self.engine.stream.send_replace(None);
+        Ok(match read? {
             // The server may be in the middle of sending: a polite end could take as long as its transaction (E7).
             Read::Refilter => Ended::Refilter,
             Read::Stopped => Ended::Stopped(Some(self.leave(stream, intake).await)),
@@ -185,7 +189,7 @@ impl<'e> Session<'e> {
         self.show_start(&slot, &registry);
         let decoder = Decoder::new(slot.plugin, generation);
         let hole_names = names(filter.iter());
-        Ok(Stream { wire, sql, decoder, registry, filter, next: None, hole_names, holes, shown: began })
+        Ok(Stream { wire, sql, decoder, registry, filter, next: None, hole_names, holes, began, shown: began })
     }
 
     /// START_REPLICATION, again while our own last walsender still holds the slot.

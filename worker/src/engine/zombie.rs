@@ -5,6 +5,8 @@ use std::time::Duration;
 use aura_domain::Lsn;
 use aura_pgsource::slot::{Sender, SlotStatus};
 
+/// Ours says something every 10 s at least (R-FB-2).
+const SILENT: Duration = Duration::from_secs(60);
 /// A walsender that is behind by less may just have nothing to confirm.
 const MOVED: u64 = 16 << 20;
 
@@ -33,6 +35,8 @@ pub(super) enum Rule {
     BlockedWrite,
     /// It was told to end and couldn't: blocked writing its last words.
     HalfKilled,
+    /// Ours, and our statuses don't arrive; a server without `wal_sender_timeout` doesn't mind.
+    Unheard,
 }
 
 impl Rule {
@@ -43,6 +47,7 @@ impl Rule {
             Self::Frozen => "z2_frozen",
             Self::BlockedWrite => "z3_blocked_write",
             Self::HalfKilled => "z4_half_killed",
+            Self::Unheard => "unheard",
         }
     }
 }
@@ -93,6 +98,11 @@ pub(super) fn verdict(first: &Look, now: &Look, apart: Duration, patience: Durat
     Some(if blocked { Rule::BlockedWrite } else { Rule::Frozen })
 }
 
+/// Whether what we send to our own walsender doesn't arrive.
+pub(super) fn unheard(first: &Look, now: &Look, apart: Duration) -> bool {
+    apart >= SILENT && now.reply_ms == first.reply_ms && !now.decodes()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,6 +151,12 @@ mod tests {
             None,
             "paused, and says so"
         );
+        assert!(!unheard(&look(0), &look(61), Duration::from_secs(61)), "it answers");
+        let silent = |seconds| Look { reply_ms: Some(0), ..look(seconds) };
+        assert!(unheard(&look(0), &silent(61), Duration::from_secs(61)));
+        assert!(!unheard(&look(0), &silent(59), Duration::from_secs(59)));
+        let decodes = Look { wait_event: None, ..silent(61) };
+        assert!(!unheard(&look(0), &decodes, Duration::from_secs(61)), "B1: whoever decodes doesn't listen");
         // B1: busy decoding.
         assert_eq!(after(301, |now| now.streaming = false), None);
         assert_eq!(after(301, |now| now.wait_event = None), None);
