@@ -61,11 +61,11 @@ async fn idle_exit(rounds: u32) -> Result<Value> {
 
 /// 200 MB, as the quota counts them, wait for a bus that stands still; it goes on when the stop is asked for.
 async fn drain() -> Result<Value> {
-    let options = SplitOptions::default().worker("CDC_MEMORY_QUOTA", "2GiB");
+    let options = SplitOptions::default().worker("CDC_MEMORY_QUOTA", "3GiB");
     let scene = Scene::start(options).await?;
     scene.split.platform_key().await?;
     scene.split.nats.pause()?;
-    scene.ballast(12_200).await?;
+    scene.ballast(26_000).await?;
     let end = scene.slot.log_end().await?;
     scene.slot.wait(LIMIT, |slot| slot.is_some_and(|slot| slot.sent >= Some(end))).await?;
     let used = || async { scene.split.worker.metric("cdc_flow_used_bytes").await };
