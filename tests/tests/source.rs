@@ -138,6 +138,11 @@ async fn overflow(scene: &mut Scene) -> Result<()> {
     scene.all_arrive().await?;
     scene.split.nats.pause()?;
     scene.insert(10).await?;
+    lose(scene).await
+}
+
+/// Writes until the server has thrown the slot away.
+async fn lose(scene: &Scene) -> Result<()> {
     for _ in 0..40 {
         scene.ballast(500).await?;
         scene.sql.batch_execute("select pg_switch_wal(); checkpoint").await?;
@@ -189,5 +194,27 @@ async fn p3_13_with_manual_re_creation_the_engine_waits_for_an_operator() -> Res
     scene.insert(10).await?;
     let audit = scene.arrives().await?;
     assert!(audit.announced <= 10 && audit.gaps == 1, "{audit:?}: {:?}", scene.subscriber.seen().gaps);
+    Ok(())
+}
+
+/// Nobody runs it, and its slot keeps the log until the server throws it away: both are shown all the time.
+#[tokio::test]
+async fn r_eng_8_a_stopped_engine_shows_what_its_slot_keeps_and_when_that_is_lost() -> Result<()> {
+    let scene = Scene::start(frugal()).await?;
+    let answer = scene.split.verb("stop", json!({})).await?;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    scene.ballast(200).await?;
+    let grown = || async {
+        let engine = scene.split.engine().await.unwrap_or_default();
+        let bytes = |of: &str, what: &str| engine[of][what].as_u64().unwrap_or_default();
+        bytes("lag", "bytes") > 1 << 20 && bytes("slot", "retained_bytes") > 1 << 20 && engine["state"] == "stopped"
+    };
+    eventually(PATIENCE, grown).await.with_context(|| scene.split.logs())?;
+    lose(&scene).await?;
+    let lost = || async {
+        scene.split.engine().await.unwrap_or_default()["lag"] == json!({"bytes": null, "seconds": null, "lost": true})
+    };
+    eventually(PATIENCE, lost).await.with_context(|| scene.split.logs())?;
+    assert_eq!(scene.split.engine().await?["slot"]["wal_status"], "lost");
     Ok(())
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use aura_domain::{EngineReport, EngineState, Epoch, OnDeadline, Outcome, SourceId, Timed};
+use aura_domain::{EngineLive, EngineReport, EngineState, Epoch, Lag, OnDeadline, Outcome, SourceId, Timed};
 use aura_pgsource::{
     ladder::{Climb, Freed, Target, zombie_reason},
-    slot::SlotHolder,
+    slot::{SlotHolder, SlotStatus},
 };
 use aura_store::{Ending, Engine, Source, StoreError};
 use tokio::time::Instant;
@@ -135,7 +135,17 @@ async fn watch(state: &AppState, source: &Source, engine: Engine) -> Result<Seen
     if let Some(ending) = ending {
         write(state, source.id, epoch, ending).await?;
     }
+    if let Some(status) = &climb.slot {
+        state.store().set_slot(source.id, epoch, &live(status)).await?;
+    }
     Ok(seen(climb.freed))
+}
+
+/// What is known of an engine that nobody runs: log piles up behind its slot, until that is lost.
+fn live(status: &SlotStatus) -> EngineLive {
+    let behind = status.confirmed_flush.map(|confirmed| status.wal_end.0.saturating_sub(confirmed.0));
+    let lag = Lag { bytes: behind.filter(|_| !status.is_lost()), seconds: None, lost: status.is_lost() };
+    EngineLive { slot: status.live(), lag, ..EngineLive::default() }
 }
 
 async fn free(source: &Source, up_to: Epoch) -> Climb {
@@ -146,16 +156,15 @@ async fn free(source: &Source, up_to: Epoch) -> Climb {
 async fn observed(source: &Source) -> Climb {
     let status = match slot::observe(source).await {
         Ok(status) => status,
-        Err(error) => return Climb { rungs: Vec::new(), ended: None, confirmed: None, freed: Freed::Unknown(error) },
+        Err(error) => return Climb::failed(error),
     };
-    let confirmed = status.as_ref().and_then(|status| status.confirmed_flush);
-    let holder = status.filter(|status| status.active).and_then(|status| status.holder);
+    let holder = status.as_ref().filter(|status| status.active).and_then(|status| status.holder.clone());
     let freed = match holder {
         None => Freed::Free,
         Some(holder) if is_ours(source, &holder) => Freed::Held(holder),
         Some(holder) => Freed::Foreign(holder),
     };
-    Climb { rungs: Vec::new(), ended: None, confirmed, freed }
+    Climb { rungs: Vec::new(), ended: None, slot: status, freed }
 }
 
 /// The api could not look at the slot when it was to.
@@ -175,7 +184,7 @@ fn add(report: &mut EngineReport, climb: &Climb) {
     }
     report.rungs.extend(climb.rungs.iter().cloned());
     report.slot_released = matches!(climb.freed, Freed::Free);
-    report.lsn.verified = climb.confirmed.or(report.lsn.verified);
+    report.lsn.verified = climb.confirmed().or(report.lsn.verified);
 }
 
 fn reason(source: &Source, freed: &Freed) -> Option<String> {

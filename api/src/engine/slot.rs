@@ -53,11 +53,11 @@ pub(super) async fn observe(source: &Source) -> Result<Option<SlotStatus>, Sourc
 /// reach where the other can't, or see more.
 pub(super) async fn free(source: &Source, target: Target<'_>, limit: Duration) -> Climb {
     let deadline = Instant::now() + limit;
-    let mut best = unknown(SourceError::Url("can't be parsed"));
+    let mut best = Climb::failed(SourceError::Url("can't be parsed"));
     for url in urls(source) {
         let climb = match url {
             Ok(url) => free_slot(&url, target, deadline.saturating_duration_since(Instant::now())).await,
-            Err(error) => unknown(error),
+            Err(error) => Climb::failed(error),
         };
         if matches!(best.freed, Freed::Unknown(_)) || !matches!(climb.freed, Freed::Unknown(_)) {
             best = Climb { rungs: [best.rungs, climb.rungs].concat(), ..climb };
@@ -67,10 +67,6 @@ pub(super) async fn free(source: &Source, target: Target<'_>, limit: Duration) -
         }
     }
     best
-}
-
-fn unknown(error: SourceError) -> Climb {
-    Climb { rungs: Vec::new(), ended: None, confirmed: None, freed: Freed::Unknown(error) }
 }
 
 /// Another login could not do better.

@@ -10,12 +10,14 @@ use super::attend::is_unreachable;
 
 /// What an engine says of itself counts for so long.
 const LIVE_FOR_MS: i64 = 10_000;
+/// And what the api saw of a slot whose engine nobody runs, which it looks at every 10 s.
+const SEEN_FOR_MS: i64 = 30_000;
 
 /// The reason of an engine whose slot can't be read any more, or isn't there.
 const LOST: &str = "slot_lost";
 
 /// What reads a source's changes. `slot`, `filter`, `flow` and `lag` are what the worker that runs it said in the last
-/// 10 s; what it didn't say is null.
+/// 10 s; what it didn't say is null. Of an engine that is stopped, `slot` and `lag` are what the api saw in the last 30 s.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Engine)]
 pub(crate) struct EngineView {
@@ -129,7 +131,8 @@ pub(crate) fn view(
 ) -> EngineView {
     let live = fresh(&engine);
     let conditions = conditions(&engine, live.as_ref());
-    let lag = lag(&engine, live.as_ref());
+    let seen = live.clone().or_else(|| looked_at(&engine));
+    let lag = lag(&engine, seen.as_ref());
     let Engine { desired, state, reason, since, epoch, generation, applied_revision, last_report, .. } = engine;
     // A position of an older generation means nothing any more.
     let stored = confirmed.filter(|(of, _)| *of == generation).map(|(_, lsn)| lsn);
@@ -144,7 +147,7 @@ pub(crate) fn view(
         generation,
         conditions,
         lease: engine.holder.map(|holder| lease(holder, workers)),
-        slot: slot(source, stored, live.as_ref()),
+        slot: slot(source, stored, seen.as_ref()),
         filter: FilterView {
             tables: live.as_ref().map(|live| live.tables),
             holes: live.as_ref().map(|live| live.holes),
@@ -161,6 +164,12 @@ pub(crate) fn view(
 fn fresh(engine: &Engine) -> Option<EngineLive> {
     let fresh = engine.holder.is_some() && engine.live_age_ms.is_some_and(|age| age <= LIVE_FOR_MS);
     engine.live.clone().filter(|_| fresh)
+}
+
+/// What the api saw of the slot, while nobody runs the engine. Of a run that has just ended its last word is as good.
+fn looked_at(engine: &Engine) -> Option<EngineLive> {
+    let seen = engine.holder.is_none() && engine.live_age_ms.is_some_and(|age| age <= SEEN_FOR_MS);
+    engine.live.clone().filter(|_| seen)
 }
 
 /// The run's own, and what the api found where there is no run.
@@ -276,6 +285,9 @@ mod tests {
         assert!(stale.flow.is_none() && stale.lease.is_some_and(|lease| !lease.alive), "nobody has heard of it");
         let fenced = show(Engine { holder: None, ..running(1) });
         assert!(fenced.conditions.is_empty() && fenced.lease.is_none(), "the run that said it is over");
+        assert_eq!(fenced.lag.and_then(|lag| lag.bytes), Some(7), "and its slot is still there");
+        let unseen = show(Engine { holder: None, ..running(31_000) });
+        assert!(unseen.lag.is_none() && unseen.slot.wal_status.is_none());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use tokio_postgres::{Client, error::SqlState};
 
 use crate::{
     SourceError, SourceUrl, SqlConnection, connect_sql,
-    slot::{self, SlotHolder},
+    slot::{self, SlotHolder, SlotStatus},
 };
 
 /// Limit of the ladder's own connection.
@@ -53,8 +53,8 @@ pub struct Climb {
     pub rungs: Vec<Timed>,
     /// Who was ended.
     pub ended: Option<SlotHolder>,
-    /// What the slot has confirmed, as last seen.
-    pub confirmed: Option<Lsn>,
+    /// The slot, as last seen.
+    pub slot: Option<SlotStatus>,
     /// How it came out.
     pub freed: Freed,
 }
@@ -112,12 +112,17 @@ pub async fn climb(client: &Client, target: Target<'_>, limit: Duration) -> Clim
 
 impl Climb {
     fn new() -> Self {
-        Self { rungs: Vec::new(), ended: None, confirmed: None, freed: Freed::Free }
+        Self { rungs: Vec::new(), ended: None, slot: None, freed: Freed::Free }
     }
 
     /// The source can't be asked.
     pub fn failed(error: SourceError) -> Self {
         Self { freed: Freed::Unknown(error), ..Self::new() }
+    }
+
+    /// What the slot has confirmed.
+    pub fn confirmed(&self) -> Option<Lsn> {
+        self.slot.as_ref()?.confirmed_flush
     }
 
     async fn free(&mut self, client: &Client, target: Target<'_>, deadline: Instant) -> Result<Freed, SourceError> {
@@ -186,8 +191,9 @@ impl Climb {
         deadline: Instant,
     ) -> Result<Option<SlotHolder>, SourceError> {
         let status = bounded(deadline, slot::status(client, slot)).await?;
-        self.confirmed = status.as_ref().and_then(|status| status.confirmed_flush).or(self.confirmed);
-        Ok(status.filter(|status| status.active).and_then(|status| status.holder))
+        let holder = status.as_ref().filter(|status| status.active).and_then(|status| status.holder.clone());
+        self.slot = status.or_else(|| self.slot.take());
+        Ok(holder)
     }
 
     /// Watches the slot until it is free, or the deadline.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use aura_domain::{Epoch, Lsn, SourceId};
+use aura_domain::{Epoch, Lsn, SlotLive, SourceId};
 use tokio::time::Instant;
 use tokio_postgres::{Client, Row, error::SqlState, types::ToSql};
 
@@ -72,6 +72,16 @@ impl SlotStatus {
     /// Whether the server has thrown away WAL that the slot needs: it can only be created again.
     pub fn is_lost(&self) -> bool {
         self.wal_status.as_deref() == Some("lost")
+    }
+
+    /// For an engine's live status.
+    pub fn live(&self) -> SlotLive {
+        SlotLive {
+            wal_status: self.wal_status.clone(),
+            safe_wal_bytes: self.safe_wal_size,
+            active_pid: self.holder.as_ref().map(|holder| holder.pid),
+            retained_bytes: self.restart.map(|restart| self.wal_end.0.saturating_sub(restart.0)),
+        }
     }
 }
 

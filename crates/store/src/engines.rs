@@ -255,6 +255,16 @@ impl Store {
         if done.rows_affected() == 0 { Err(StoreError::Fenced) } else { Ok(()) }
     }
 
+    /// What the slot of an engine that nobody runs looks like; nothing is written once somebody does.
+    pub async fn set_slot(&self, source: SourceId, epoch: Epoch, live: &EngineLive) -> Result<(), StoreError> {
+        let query = sqlx::query(
+            "update aura.engines set live = $3, live_at = clock_timestamp()
+             where source_id = $1 and epoch = $2 and holder is null",
+        );
+        let query = query.bind(source.0).bind(epoch.0).bind(Json(live));
+        bounded(async { Ok(query.execute(&self.pool).await.map(drop)?) }).await
+    }
+
     /// Compares what the source says of itself with what it was, and raises the generation if positions lost their
     /// meaning: other server, other timeline, or a slot made again (R-LSN-6). What was active is pending again then.
     /// True = raised: the caller announces a gap.

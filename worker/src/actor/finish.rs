@@ -172,7 +172,7 @@ impl<'a> Finish<'a> {
         let (mut pause, longest) = LOOK_AGAIN;
         loop {
             let climb = self.climb(abandon).await;
-            *confirmed = climb.confirmed.or(*confirmed);
+            *confirmed = climb.confirmed().or(*confirmed);
             self.rungs.extend(climb.rungs);
             let Some(observed) = not_free(&self.run.actor.source.slot_name, &climb.freed) else { return Slot::Free };
             tracing::error!(source = %self.run.actor.source.id, state = %observed.state, reason = observed.reason(),

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aura_domain::{Condition, EngineState, SlotLive};
+use aura_domain::{Condition, EngineState};
 use aura_pgsource::{
     SourceError, SqlConnection, connect_sql,
     ladder::zombie_reason,
@@ -84,12 +84,7 @@ impl Lookout {
     /// R-FB-6: how long the server can still wait for us.
     fn guard(&self, status: Option<&SlotStatus>, limit: Option<u64>) {
         let engine = &self.engine;
-        let live = SlotLive {
-            wal_status: status.and_then(|status| status.wal_status.clone()),
-            safe_wal_bytes: status.and_then(|status| status.safe_wal_size),
-            active_pid: status.and_then(|status| status.holder.as_ref()).map(|holder| holder.pid),
-            retained_bytes: status.and_then(|status| Some(status.wal_end.0.saturating_sub(status.restart?.0))),
-        };
+        let live = status.map(SlotStatus::live).unwrap_or_default();
         if let Some(status) = status {
             engine.vitals.note_server_end(status.wal_end);
         }
