@@ -84,6 +84,10 @@ async fn r_eng_3_an_idle_engine_stops_within_a_second() -> anyhow::Result<()> {
     let (report, took) = stage.stop(25_000, OnDeadline::Force).await?;
     assert!(took < Duration::from_secs(1), "{took:?} {report:?}");
     assert_eq!(report.outcome, Outcome::Drained);
+    stage.start().await?;
+    stage.reaches(EngineState::Running).await?;
+    let (report, _) = stage.stop(0, OnDeadline::Force).await?;
+    assert_eq!(report.outcome, Outcome::Drained, "it had nothing to do: {report:?}");
     let again = stage.store.request_stop(stage.source.id, Duration::ZERO, OnDeadline::Force, CALLER).await?;
     assert!(matches!(again, StopRequest::Already(_)), "{again:?}");
     worker.stop().await;
@@ -111,6 +115,67 @@ async fn r_eng_3_a_stop_with_a_hung_consumer_ends_by_force_and_says_so() -> anyh
     }
     let taken = bus.taken.load(Ordering::SeqCst);
     assert_eq!(taken, 1, "what the first engine was about to say is never said");
+    worker.stop().await;
+    Ok(())
+}
+
+/// The stream breaks while rows are out, and the stop meets an engine that has none: they are delivered and confirmed all
+/// the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_eng_3_a_stop_without_a_stream_drains_too() -> anyhow::Result<()> {
+    let (stage, bus, worker) = stuck().await?;
+    let held = bus.hold.write().await;
+    stage.sql.batch_execute("insert into t values (1), (2)").await?;
+    eventually(PATIENCE, || async { bus.batches.load(Ordering::SeqCst) > 0 }).await?;
+    let holder = stage.slot().await.wait_active(PATIENCE).await?;
+    stage.sql.execute("select pg_terminate_backend($1)", &[&holder]).await?;
+    stage.reaches(EngineState::Backoff).await?;
+    let release = async {
+        stage.reaches(EngineState::Draining).await?;
+        drop(held);
+        anyhow::Ok(())
+    };
+    let (stopped, released) = tokio::join!(stage.stop(10_000, OnDeadline::Force), release);
+    released?;
+    let (report, _) = stopped?;
+    assert_eq!(
+        (report.outcome, report.drain.delivered, report.drain.abandoned),
+        (Outcome::Drained, 2, 0),
+        "{report:?}"
+    );
+    assert!(report.lsn.verified.is_some_and(|verified| verified >= report.lsn.resolved), "{report:?}");
+    adds_up(&report);
+    worker.stop().await;
+    Ok(())
+}
+
+/// Without a source nothing can be confirmed; what was read is delivered, and said to come again.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_eng_3_a_stop_while_the_source_is_away_delivers_what_was_read() -> anyhow::Result<()> {
+    let mut stage = stage().await?;
+    let proxy = TcpProxy::start(stage.postgres.port()).await?;
+    stage.reach_source_through(proxy.port()).await?;
+    let bus = Arc::new(Faulty::default());
+    stage.bus = Arc::clone(&bus) as _;
+    let worker = stage.run_worker().await;
+    stage.enable("t").await?;
+    let held = bus.hold.write().await;
+    stage.sql.batch_execute("insert into t values (1)").await?;
+    eventually(PATIENCE, || async { bus.batches.load(Ordering::SeqCst) > 0 }).await?;
+    proxy.set(Flow::Cut);
+    stage.reaches(EngineState::Backoff).await?;
+    let restore = async {
+        stage.reaches(EngineState::Draining).await?;
+        drop(held);
+        eventually(PATIENCE, || async { bus.taken.load(Ordering::SeqCst) > 0 }).await?;
+        proxy.set(Flow::Open);
+        anyhow::Ok(())
+    };
+    let (stopped, restored) = tokio::join!(stage.stop(20_000, OnDeadline::Force), restore);
+    restored?;
+    let (report, _) = stopped?;
+    assert_eq!((report.drain.delivered, report.drain.abandoned), (1, 0), "{report:?}");
+    assert_eq!(report.outcome, Outcome::Forced, "its row comes again: {report:?}");
     worker.stop().await;
     Ok(())
 }

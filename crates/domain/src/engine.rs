@@ -143,12 +143,12 @@ impl EngineState {
             Stopped => &[Starting, ForceClosing, Zombie],
             Starting => &[Starting, Running, Backoff, Draining, Closing, Failed, Stopped, ForceClosing, Zombie],
             Running => &[Starting, Backoff, Draining, Closing, Failed, Stopped, ForceClosing, Zombie],
-            Backoff => &[Starting, Running, Closing, Failed, Stopped, ForceClosing, Zombie],
+            Backoff => &[Starting, Running, Draining, Closing, Failed, Stopped, ForceClosing, Zombie],
             Draining => &[Starting, Closing, Failed, Stopped, ForceClosing, Zombie],
             Closing => &[Starting, Stopped, Failed, ForceClosing, Zombie],
             ForceClosing => &[Starting, Stopped, Failed, ForceClosing, Zombie],
             Zombie => &[Starting, Closing, Stopped, ForceClosing, Zombie],
-            Failed => &[Starting, Backoff, Running, Closing, Stopped, ForceClosing, Zombie],
+            Failed => &[Starting, Backoff, Running, Draining, Closing, Stopped, ForceClosing, Zombie],
         }
     }
 

@@ -143,6 +143,11 @@ impl Reader {
         self.session = Some(Session::new(opening, self.limits.advance_interval, now));
     }
 
+    /// The session is over: nothing is confirmed before the next one begins.
+    pub fn end_session(&mut self) {
+        self.session = None;
+    }
+
     /// A new generation: nothing that was read before has a meaning any more.
     pub fn forget(&mut self, now: Instant) {
         self.boundary = Lsn::ZERO;

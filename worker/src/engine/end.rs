@@ -28,7 +28,7 @@ pub(crate) struct Running {
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) how: How,
-    /// Its stream's end, if it had one.
+    /// How it left, if it came to that.
     pub(crate) left: Option<Left>,
 }
 
@@ -42,11 +42,11 @@ pub(crate) enum How {
     Fenced,
 }
 
-/// A polite end of a stream.
+/// A polite end.
 #[derive(Debug)]
 pub(crate) struct Left {
-    /// Every row that was read is delivered or skipped with a gap.
-    pub(crate) drained: bool,
+    /// Every row that was read is delivered or skipped with a gap, and confirmed: nothing comes again.
+    pub(crate) complete: bool,
     /// What SQL says is confirmed; `None` = it could not be read back in time.
     pub(crate) verified: Option<Lsn>,
     pub(crate) verifying: Duration,
@@ -119,6 +119,6 @@ impl End {
 
     /// Nothing comes again.
     pub(crate) fn is_complete(&self) -> bool {
-        self.left.as_ref().is_none_or(|left| left.drained && left.verified.is_some())
+        self.left.as_ref().is_none_or(|left| left.complete)
     }
 }

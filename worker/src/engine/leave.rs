@@ -8,7 +8,7 @@ use aura_flow::{DrainEvent, DrainPlanner, Phase, Step};
 use aura_pgsource::slot;
 use tokio::{
     sync::watch,
-    time::{sleep_until, timeout_at},
+    time::{sleep_until, timeout, timeout_at},
 };
 
 use super::{
@@ -25,6 +25,8 @@ use crate::{
 
 /// An answer to CopyDone; inside a transaction it could take as long as that (E7).
 const COPY_DONE: Duration = Duration::from_millis(250);
+/// The platform database may hang, and what it would be told is known to the server already.
+const REMEMBER: Duration = Duration::from_millis(250);
 /// Between two lines on a long drain.
 const PROGRESS: Duration = Duration::from_secs(5);
 
@@ -92,33 +94,57 @@ impl Session<'_> {
     pub(super) async fn leave(&self, mut stream: Stream, intake: &mut Intake) -> Left {
         let engine = self.engine;
         engine.observe(Observed::new(EngineState::Draining, None));
-        let mut drain = Drain::new(engine);
-        // Nothing is read from here on, and what was read is with the shards.
-        intake.drain();
-        drain.on(DrainEvent::Finished);
-        drain.on(DrainEvent::Finished);
-        let alive = self.drain(&mut drain, &mut stream, intake).await;
-        // From here on nothing more is delivered.
-        engine.vitals.cut();
-        engine.halt_shards.cancel();
-        while drain.plan.phase() < Phase::FinalPosition {
-            drain.on(DrainEvent::Finished);
-        }
+        let mut drain = self.begin(intake);
+        let alive = self.drain(&mut drain, Some(&mut stream), intake).await;
+        self.abandon(&mut drain);
         let began = Instant::now();
         let verified = if alive { self.verify(&mut drain, &mut stream, intake).await } else { None };
         let verifying = began.elapsed();
-        while drain.plan.phase() < Phase::Leave {
-            drain.on(DrainEvent::Finished);
+        if verified.is_some() {
+            self.remember(intake.reader.flushed()).await;
         }
+        skip_to(&mut drain, Phase::Leave);
         engine.observe(Observed::new(EngineState::Closing, None));
         let slot_inactive = self.close(&mut drain, stream, intake).await;
         drain.on(DrainEvent::Finished);
-        let drained = drain.plan.drained() && engine.vitals.is_settled();
-        Left { drained, verified, verifying, slot_inactive, times: drain.plan.times().clone() }
+        let complete = engine.vitals.is_settled() && verified.is_some();
+        Left { complete, verified, verifying, slot_inactive, times: drain.plan.times().clone() }
+    }
+
+    /// The end of an engine that has no stream at the moment. What it has read is delivered all the same; it comes again if
+    /// that can't be confirmed to the server any more.
+    pub(super) async fn leave_without(&self, intake: &mut Intake) -> Left {
+        intake.reader.end_session();
+        if !self.engine.vitals.is_settled() {
+            self.engine.observe(Observed::new(EngineState::Draining, None));
+        }
+        let mut drain = self.begin(intake);
+        self.drain(&mut drain, None, intake).await;
+        self.abandon(&mut drain);
+        skip_to(&mut drain, Phase::Done);
+        let vitals = &self.engine.vitals;
+        let complete = vitals.is_settled() && intake.reader.resolved() <= vitals.sent();
+        let times = drain.plan.times().clone();
+        Left { complete, verified: None, verifying: Duration::ZERO, slot_inactive: false, times }
+    }
+
+    /// Nothing is read from here on, and what was read is with the shards.
+    fn begin(&self, intake: &mut Intake) -> Drain<'_> {
+        let mut drain = Drain::new(self.engine);
+        intake.drain();
+        skip_to(&mut drain, Phase::Drain);
+        drain
+    }
+
+    /// From here on nothing more is delivered.
+    fn abandon(&self, drain: &mut Drain<'_>) {
+        self.engine.vitals.cut();
+        self.engine.halt_shards.cancel();
+        skip_to(drain, Phase::FinalPosition);
     }
 
     /// Waits until every row that was read is acknowledged, or time is up. False = the stream is gone.
-    async fn drain(&self, drain: &mut Drain<'_>, stream: &mut Stream, intake: &mut Intake) -> bool {
+    async fn drain(&self, drain: &mut Drain<'_>, mut stream: Option<&mut Stream>, intake: &mut Intake) -> bool {
         let vitals = &self.engine.vitals;
         let mut outages = self.engine.outages.watch();
         let mut say = Instant::now() + PROGRESS;
@@ -130,10 +156,14 @@ impl Session<'_> {
                     drain.on(DrainEvent::Finished);
                     break;
                 }
-                Step::Status(status) => match self.send_status(stream, intake, status).await {
-                    Ok(()) => continue,
-                    Err(_) => return false,
-                },
+                Step::Status(status) => {
+                    if let Some(stream) = stream.as_deref_mut()
+                        && self.send_status(stream, intake, status).await.is_err()
+                    {
+                        return false;
+                    }
+                    continue;
+                }
                 // Nothing moves and nobody knows why: no reason to wait for the rest of the time.
                 Step::Fail(_) => return false,
                 Step::Wait { until, .. } => until,
@@ -178,13 +208,6 @@ impl Session<'_> {
                 confirmed = confirmed => confirmed?,
                 error = discard => return Err(EngineError::from(error)),
             };
-            let generation = self.generation.unwrap_or(Generation(1));
-            let (store, source) = (&self.engine.deps.store, self.engine.source.id);
-            if self.engine.gaps.generation_is_open()
-                && let Err(error) = store.save_position(source, self.engine.epoch, generation, wanted).await
-            {
-                tracing::warn!(%source, %error, "the final position is not remembered");
-            }
             Ok(verified)
         };
         match drain.bounded(work).await {
@@ -194,6 +217,21 @@ impl Session<'_> {
                 None
             }
             None => None,
+        }
+    }
+
+    /// For the next run; the server remembers it, too.
+    async fn remember(&self, confirmed: Lsn) {
+        let generation = self.generation.unwrap_or(Generation(1));
+        let (store, source) = (&self.engine.deps.store, self.engine.source.id);
+        if !self.engine.gaps.generation_is_open() {
+            return;
+        }
+        let saving = store.save_position(source, self.engine.epoch, generation, confirmed);
+        match timeout(REMEMBER, saving).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%source, %error, "the final position is not remembered"),
+            Err(_) => tracing::warn!(%source, "the final position is not remembered in time"),
         }
     }
 
@@ -209,5 +247,31 @@ impl Session<'_> {
             slot::wait_inactive(&stream.sql, &self.engine.source.slot_name, Duration::from_secs(60)).await
         };
         matches!(drain.bounded(work).await, Some(Ok(true)))
+    }
+}
+
+impl Engine {
+    /// A stop comes while a stream is being opened. Rows that are out, or not confirmed, need one: it is opened if the
+    /// drain's time allows that.
+    pub(super) async fn open_to_leave<S>(&self, opening: impl Future<Output = Result<S, EngineError>>) -> Option<S> {
+        if self.vitals.is_settled() && self.vitals.received() <= self.vitals.sent() {
+            return None;
+        }
+        let mut drain = Drain::new(self);
+        skip_to(&mut drain, Phase::Drain);
+        match drain.bounded(opening).await? {
+            Ok(stream) => Some(stream),
+            Err(error) => {
+                tracing::warn!(source = %self.source.id, %error, "no stream to confirm the last rows with");
+                None
+            }
+        }
+    }
+}
+
+/// What comes before has nothing to do.
+fn skip_to(drain: &mut Drain<'_>, phase: Phase) {
+    while drain.plan.phase() < phase {
+        drain.on(DrainEvent::Finished);
     }
 }

@@ -49,8 +49,7 @@ const HEALTHY: Duration = Duration::from_secs(30);
 enum Ended {
     /// The filter must change; the next session begins where this one ended.
     Refilter,
-    /// With the end of its stream, if there was one.
-    Stopped(Option<Left>),
+    Stopped(Left),
 }
 
 /// Why reading ended.
@@ -101,7 +100,7 @@ impl<'e> Session<'e> {
             let began = Instant::now();
             let error = match self.run(intake, &ready).await {
                 Ok(Ended::Refilter) => continue,
-                Ok(Ended::Stopped(left)) => return End::stopped(left),
+                Ok(Ended::Stopped(left)) => return End::stopped(Some(left)),
                 Err(error) => error,
             };
             let policy = error.policy();
@@ -125,27 +124,45 @@ impl<'e> Session<'e> {
                 never = self.engine.vitals.beating(BEAT) => match never {},
             }
         }
-        End::stopped(None)
+        // Rows that are out, or not confirmed, need a stream once more.
+        End::stopped(Some(match self.run(intake, &ready).await {
+            Ok(Ended::Stopped(left)) => left,
+            Ok(Ended::Refilter) | Err(_) => self.leave_without(intake).await,
+        }))
     }
 
     async fn run(&mut self, intake: &mut Intake, ready: &watch::Receiver<bool>) -> Result<Ended, EngineError> {
         let (stop, vitals) = (self.engine.stop.clone(), Arc::clone(&self.engine.vitals));
-        let mut stream = {
-            let starting = Box::pin(self.start(intake, ready));
+        let opened = {
+            let engine = self.engine;
+            let opening = Box::pin(self.start(intake, ready));
+            let opening = async {
+                tokio::select! {
+                    stream = opening => stream,
+                    // However long the server takes: the task is alive.
+                    never = vitals.beating(BEAT) => match never {},
+                }
+            };
+            tokio::pin!(opening);
             tokio::select! {
-                () = stop.cancelled() => return Ok(Ended::Stopped(None)),
-                stream = starting => stream?,
-                // However long the server takes: the task is alive.
-                never = vitals.beating(BEAT) => match never {},
+                biased;
+                () = stop.cancelled() => engine.open_to_leave(opening).await.map(|stream| (stream, true)),
+                stream = &mut opening => Some((stream?, false)),
             }
         };
+        let Some((mut stream, stopped)) = opened else {
+            return Ok(Ended::Stopped(self.leave_without(intake).await));
+        };
+        if stopped {
+            return Ok(Ended::Stopped(self.leave(stream, intake).await));
+        }
         self.engine.stream.send_replace(Some(stream.began));
         let read = self.read(&mut stream, intake).await;
         self.engine.stream.send_replace(None);
         Ok(match read? {
             // The server may be in the middle of sending: a polite end could take as long as its transaction (E7).
             Read::Refilter => Ended::Refilter,
-            Read::Stopped => Ended::Stopped(Some(self.leave(stream, intake).await)),
+            Read::Stopped => Ended::Stopped(self.leave(stream, intake).await),
         })
     }
 
