@@ -113,11 +113,20 @@ impl Worker {
         answer.ok().and_then(|(_, body)| serde_json::from_str(&body).ok()).unwrap_or_default()
     }
 
-    /// Sum of a metric's values over all its labels; 0 when it isn't there.
-    pub async fn metric(&self, name: &str) -> f64 {
-        let text = http_get(self.port, "/metrics").await.map(|(_, body)| body).unwrap_or_default();
-        let lines = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
-        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    /// Sum of a metric's values over all its labels; `None` when nothing has been counted under that name yet. A worker that
+    /// doesn't answer is an error, not a zero.
+    pub async fn metric(&self, name: &str) -> Result<Option<f64>> {
+        self.metric_of(name, "").await
+    }
+
+    /// The same over those series whose labels contain this, e.g. `reason="quota"`.
+    pub async fn metric_of(&self, name: &str, label: &str) -> Result<Option<f64>> {
+        let (status, text) = http_get(self.port, "/metrics").await?;
+        anyhow::ensure!(status == 200, "/metrics answers {status}: {text}");
+        let is_it = |line: &&str| line.split(['{', ' ']).next() == Some(name) && line.contains(label);
+        let value = |line: &str| line.rsplit(' ').next().context("no value")?.parse::<f64>().context(line.to_owned());
+        let values = text.lines().filter(is_it).map(value).collect::<Result<Vec<_>>>()?;
+        Ok((!values.is_empty()).then(|| values.iter().sum()))
     }
 
     /// Whether the shared source's engine streams here.

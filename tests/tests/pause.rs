@@ -28,8 +28,28 @@ async fn fill(scene: &mut Scene) -> Result<()> {
     stuck.await.map(drop).with_context(|| scene.split.logs())
 }
 
-async fn is_paused(scene: &Scene) -> bool {
-    scene.split.worker.metric("cdc_flow_paused").await > 0.0
+/// A number that the worker shows from its first stream on.
+async fn shown(scene: &Scene, name: &str) -> Result<f64> {
+    scene.split.worker.metric(name).await?.with_context(|| format!("{name} isn't shown"))
+}
+
+async fn is_paused(scene: &Scene) -> Result<bool> {
+    Ok(shown(scene, "cdc_flow_paused").await? > 0.0)
+}
+
+async fn wait_paused(scene: &Scene, within: Duration, wanted: bool) -> Result<()> {
+    let waited = eventually(within, || async { is_paused(scene).await.is_ok_and(|paused| paused == wanted) });
+    waited.await.with_context(|| scene.split.logs())
+}
+
+/// Pauses of reading, rows that waited for room left out; nothing is counted before the first.
+async fn pauses(scene: &Scene) -> Result<f64> {
+    let mut sum = 0.0;
+    for reason in ["quota", "bus"] {
+        let label = format!("reason=\"{reason}\"");
+        sum += scene.split.worker.metric_of("cdc_flow_pause_total", &label).await?.unwrap_or(0.0);
+    }
+    Ok(sum)
 }
 
 /// Lets the bus go on; every row must arrive, and no loss may be announced.
@@ -49,7 +69,7 @@ async fn p3_01_paused_for_five_timeouts_nothing_is_lost() -> Result<()> {
         state.is_none_or(|state| state.pid != Some(holder) || state.flush.is_none())
     });
     assert!(lost.await.is_err(), "the slot changed hands, or flush_lsn was NULL");
-    assert!(is_paused(&scene).await);
+    assert!(is_paused(&scene).await?);
     finish(&mut scene).await?;
     assert_eq!(scene.slot.wait_active(PATIENCE).await?, holder, "one session all along");
     Ok(())
@@ -93,14 +113,21 @@ async fn p3_06_a_stopped_bus_confirms_nothing_and_the_worker_resumes_by_itself()
     scene.all_arrive().await?;
     scene.split.nats.pause()?;
     let before = scene.slot.log_end().await?;
+    assert_eq!((is_paused(&scene).await?, pauses(&scene).await?), (false, 0.0));
     fill(&mut scene).await?;
+    wait_paused(&scene, PATIENCE, true).await?;
+    // R-MEM-4, R-MEM-3: at 0.80 of the quota, and never more than a row above it.
+    let (used, quota) = (shown(&scene, "cdc_flow_used_bytes").await?, shown(&scene, "cdc_flow_quota_bytes").await?);
+    assert!((0.80 * quota..quota + 64e3).contains(&used), "{used} of {quota}");
     let advanced = |state: Option<&aura_testkit::SlotState>| state.is_none_or(|state| state.confirmed > Some(before));
     let advanced = scene.slot.wait(Duration::from_secs(2), advanced).await;
     assert!(advanced.is_err(), "what nobody has received was confirmed");
+    assert!(is_paused(&scene).await?, "it went on though the bus takes nothing");
     finish(&mut scene).await?;
-    eventually(PATIENCE, || async { !is_paused(&scene).await }).await?;
+    wait_paused(&scene, PATIENCE, false).await?;
     scene.confirmed().await?;
-    assert_eq!(scene.split.worker.metric("cdc_flow_resume_by_tick_total").await, 0.0, "a wake-up was lost");
+    assert!(pauses(&scene).await? >= 1.0 && shown(&scene, "cdc_flow_paused_seconds_total").await? >= 1.0);
+    assert_eq!(scene.split.worker.metric("cdc_flow_resume_by_tick_total").await?, Some(0.0), "a wake-up was lost");
     Ok(())
 }
 
@@ -114,7 +141,8 @@ async fn p3_07_a_bus_killed_between_publish_and_receipt_gets_it_again() -> Resul
     scene.split.nats.pause()?;
     scene.insert(200).await?;
     let read = scene.slot.log_end().await?;
-    eventually(PATIENCE, || async { scene.split.worker.metric("cdc_received_lsn").await >= read as f64 }).await?;
+    eventually(PATIENCE, || async { shown(&scene, "cdc_received_lsn").await.is_ok_and(|lsn| lsn >= read as f64) })
+        .await?;
     scene.split.nats.kill().await?;
     scene.insert(200).await?;
     scene.split.nats.start_again().await?;
@@ -190,13 +218,13 @@ async fn scene_h_a_minute_without_the_bus_costs_no_memory_and_no_row() -> Result
     let (writer, ballast) = (scene.write(50), Writer::start_wide(&scene.project, "ballast", 100, 8000));
     writer.more(50).await?;
     let worker = scene.split.worker.process.pid();
-    let before = peak(worker)?;
     let away = tokio::time::Instant::now() + Duration::from_secs(60);
     scene.split.nats.kill().await?;
-    eventually(Duration::from_secs(55), || is_paused(&scene)).await?;
+    wait_paused(&scene, Duration::from_secs(55), true).await?;
+    let paused = tokio::time::Instant::now();
     tokio::time::sleep_until(away).await;
-    let grown = peak(worker)? - before;
-    assert!(grown < QUOTA + (64 << 20), "{grown} bytes more than before");
+    assert!(is_paused(&scene).await?);
+    let paused = paused.elapsed().as_secs_f64();
     scene.split.nats.start_again().await?;
     writer.more(100).await?;
     ballast.stop().await?;
@@ -207,6 +235,13 @@ async fn scene_h_a_minute_without_the_bus_costs_no_memory_and_no_row() -> Result
         scene.ledger.audit(&other.seen())?;
     }
     scene.confirmed().await?;
-    assert!(!is_paused(&scene).await);
+    wait_paused(&scene, PATIENCE, false).await?;
+    assert!(pauses(&scene).await? >= 1.0);
+    // Whole seconds are counted.
+    let counted = shown(&scene, "cdc_flow_paused_seconds_total").await?;
+    assert!(counted >= paused - 1.0, "{counted} s of at least {paused} s");
+    // Of the whole scene, catching up included.
+    let most = peak(worker)?;
+    assert!(most <= QUOTA + (64 << 20), "{most} bytes");
     Ok(())
 }

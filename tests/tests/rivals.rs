@@ -68,6 +68,8 @@ async fn p3_12_scene_b_a_keepalive_only_zombie_under_our_name_is_freed() -> Resu
     scene.split.start_worker()?;
     scene.split.wait_until_streaming().await?;
     eventually(PATIENCE, || async { !squatter.is_connected() }).await?;
+    // Nobody else can have ended it: the stage's server waits for a minute.
+    assert_eq!(scene.split.worker.metric("cdc_zombies_freed_total").await?, Some(1.0), "{}", scene.split.logs());
     scene.all_arrive().await.map(drop)
 }
 
@@ -93,24 +95,50 @@ async fn p3_12_scene_b_a_stranger_on_the_slot_is_named_and_never_killed() -> Res
 #[tokio::test]
 async fn scene_d_a_leader_stopped_past_its_lease_is_fenced_when_it_wakes() -> Result<()> {
     let mut scene = Scene::start(SplitOptions::default()).await?;
+    let tap = BusTap::start(&scene.split.nats).await?;
     let writer = scene.write(100);
     writer.more(100).await?;
     // In the middle of its work, with rows in its socket and in its memory.
     scene.split.worker.process.pause()?;
-    let first = scene.slot.wait_active(PATIENCE).await?;
+    let first = scene.slot.wait(PATIENCE, |state| state.is_some_and(|state| state.active)).await?.context("a slot")?;
+    let old = tap.tapped().iter().filter_map(|one| one.epoch).max().context("somebody led")?;
     let second = scene.split.another_worker()?;
     let took_over = eventually(PATIENCE, || second.is_streaming()).await;
     took_over.with_context(|| second.process.lines().join("\n"))?;
     let holder = scene.slot.wait_active(PATIENCE).await?;
-    assert_ne!(holder, first);
+    assert_ne!(Some(holder), first.pid);
     writer.more(100).await?;
+    // All that the first can have in its socket has come from the second by now.
+    scene.subscriber.wait(writer.last()).await?;
+    assert_eq!(sessions(&scene, &first).await?, 0, "who could still confirm is gone");
+    let woken = Instant::now();
     scene.split.worker.process.resume()?;
     let gave_up = eventually(PATIENCE, || async { !scene.split.worker.is_streaming().await }).await;
     gave_up.with_context(|| scene.split.logs())?;
     writer.more(100).await?;
     scene.stop_writing(writer).await?;
-    scene.arrives().await?;
+    scene.all_arrive().await?;
+    let seen = scene.subscriber.seen();
+    for stale in tap.tapped().iter().filter(|one| one.when > woken && one.epoch <= Some(old)) {
+        let late = seen.changes.iter().find(|change| Some(change.at) == stale.at && change.when > woken);
+        assert!(
+            stale.at.is_some() && late.is_none(),
+            "the first said {stale:?} after its lease, and it counted: {late:?}"
+        );
+    }
+    let told = seen.gaps.iter().find(|gap| gap.when > woken);
+    assert!(told.is_none(), "the first told of a loss: {told:?}");
+    // Only who streams from the slot can confirm, and that was the second all along.
     assert_eq!(scene.slot.wait_active(PATIENCE).await?, holder, "the slot stays with the second");
+    assert_eq!(sessions(&scene, &first).await?, 0, "the first came back under its old epoch");
+    scene.confirmed().await?;
     assert!(second.is_streaming().await);
     Ok(())
+}
+
+/// Server processes under the name that this holder had: of its source and epoch.
+async fn sessions(scene: &Scene, holder: &SlotState) -> Result<i64> {
+    let name = holder.application_name.as_deref().context("it had a name")?;
+    let sql = "select count(*) from pg_stat_replication where application_name = $1::text or pid = $2::int4";
+    Ok(scene.sql.query_one(sql, &[&name, &holder.pid]).await?.get(0))
 }

@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::time::timeout;
 use tokio_postgres::Client;
 
-use system_tests::{PATIENCE, Scene, SplitOptions, Subscriber, curl};
+use system_tests::{PATIENCE, Scene, SplitOptions, Subscriber, Worker, curl};
 
 #[tokio::test]
 async fn p3_10_a_terminated_walsender_is_followed_by_another_and_nothing_is_lost() -> Result<()> {
@@ -153,6 +153,11 @@ async fn lose(scene: &Scene) -> Result<()> {
     anyhow::bail!("the slot survives: {:?}", scene.slot.state().await?)
 }
 
+/// How often the slot was made again; nothing is counted before the first time.
+async fn recreated(worker: &Worker) -> Result<f64> {
+    Ok(worker.metric("cdc_slot_recreated_total").await?.unwrap_or(0.0))
+}
+
 /// The slot's loss is one loss: one new slot, soon, and one gap that tells everybody.
 #[tokio::test]
 async fn p3_13_scene_g_an_overflow_in_a_pause_is_one_gap_and_one_new_slot() -> Result<()> {
@@ -161,13 +166,13 @@ async fn p3_13_scene_g_an_overflow_in_a_pause_is_one_gap_and_one_new_slot() -> R
     let lost = Instant::now();
     scene.split.nats.resume()?;
     let worker = &scene.split.worker;
-    let again = || async { worker.metric("cdc_slot_recreated_total").await >= 1.0 && worker.is_streaming().await };
+    let again = || async { recreated(worker).await.is_ok_and(|count| count >= 1.0) && worker.is_streaming().await };
     eventually(PATIENCE, again).await.with_context(|| scene.split.logs())?;
     assert!(lost.elapsed() < Duration::from_secs(10), "{:?}", lost.elapsed());
     scene.insert(10).await?;
     let audit = scene.arrives().await?;
     assert!(audit.announced <= 10 && audit.gaps == 1, "{audit:?}: {:?}", scene.subscriber.seen().gaps);
-    assert_eq!(scene.split.worker.metric("cdc_slot_recreated_total").await, 1.0);
+    assert_eq!(recreated(&scene.split.worker).await?, 1.0);
     let url = format!("{}/v1/engines/shared/gaps", scene.split.api_url);
     let gaps = curl("GET", &url, scene.split.platform_key().await?, None).await?.body;
     assert_eq!(gaps["items"].as_array().map(Vec::len), Some(1), "{gaps}");

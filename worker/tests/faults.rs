@@ -65,7 +65,7 @@ impl Gate {
         self.opened.notify_all();
     }
 
-    fn pass(&self) {
+    pub(crate) fn pass(&self) {
         let shut = self.shut.lock().expect("no panic");
         drop(self.opened.wait_while(shut, |shut| *shut).expect("no panic"));
     }

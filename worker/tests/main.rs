@@ -6,6 +6,7 @@ mod delivery;
 mod faults;
 mod flow;
 mod http;
+mod hung;
 mod lifecycle;
 mod losses;
 mod pool;

@@ -1,0 +1,145 @@
+//! One part of an engine hangs for good: what is done about it, and what goes on beside it.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use aura_domain::{EngineState, Lsn, OnDeadline, Outcome, ProjectId, ShardReport};
+use aura_store::{CreatedProject, NewProject, Plugin};
+use aura_testkit::eventually;
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::{
+    faults::{Faulty, Gate},
+    stage::{CALLER, PATIENCE, Stage},
+};
+
+/// Blocks the thread of whoever counts a status, once its gate is shut: that is the task that owns the socket.
+#[derive(Default)]
+struct Blocking {
+    gate: Gate,
+    blocks: AtomicBool,
+}
+
+impl Blocking {
+    fn shut(&self, shut: bool) {
+        self.gate.shut(shut);
+        self.blocks.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Recorder for Blocking {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        if key.name() == "cdc_feedback_total" {
+            self.blocks.store(true, Ordering::SeqCst);
+            self.gate.pass();
+        }
+        Counter::noop()
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+/// The task that owns the socket gives the sign of life itself (R-FB-1): when it hangs, nobody says that it lives, and the
+/// slot is free without anybody having asked for a stop. The server would wait for a minute.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_fb_4_an_intake_that_blocks_its_thread_loses_the_slot_without_a_stop() -> anyhow::Result<()> {
+    let recorder = Arc::new(Blocking::default());
+    metrics::set_global_recorder(Arc::clone(&recorder)).expect("each test has its own process");
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    // Signs of life are a second apart.
+    stage.settings.watchdog_limit = Duration::from_secs(2);
+    stage.sql.batch_execute("create table t (id int primary key)").await?;
+    let worker = stage.run_worker().await;
+    stage.enable("t").await?;
+    let (slot, epoch, mut watch) = (stage.slot().await, stage.engine().await.epoch, stage.changes().await);
+    slot.wait_active(PATIENCE).await?;
+    recorder.shut(true);
+    stage.sql.batch_execute("insert into t values (1)").await?;
+    eventually(PATIENCE, || async { recorder.blocks.load(Ordering::SeqCst) }).await?;
+    assert!(slot.state().await?.is_some_and(|state| state.active), "it hangs, and nobody knows yet");
+    slot.wait_free(stage.settings.watchdog_limit + Duration::from_secs(3)).await?;
+    recorder.shut(false);
+    stage.sql.batch_execute("insert into t values (2)").await?;
+    while watch.next().await.data["record"] != json!({"id": 2}) {}
+    assert!(stage.engine().await.epoch > epoch, "by another run");
+    worker.stop().await;
+    Ok(())
+}
+
+/// One more project with a live table, for which the stage's tables are from now on.
+async fn another_project(stage: &mut Stage, number: u128, table: &str) -> anyhow::Result<()> {
+    let new = NewProject {
+        // Which shard is whose goes by the id.
+        id: Some(ProjectId(Uuid::from_u128(number))),
+        name: format!("project {number}"),
+        source: stage.source.id,
+        schema: None,
+        settings: Default::default(),
+    };
+    let CreatedProject { project, secrets, .. } = stage.store.create_project(new, "test").await?;
+    stage.admin.provision_project(project.id, &project.schema, &[], &secrets.visibility_password).await?;
+    (stage.project, stage.schema) = (project.id, project.schema);
+    let path = stage.schema.quoted();
+    stage.sql.batch_execute(&format!("set search_path = {path}; create table {table} (id int primary key)")).await?;
+    stage.enable(table).await
+}
+
+/// A drain goes on in every shard until the deadline, whichever of them can't end.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_sd_2_a_stuck_project_keeps_no_others_rows_from_being_drained() -> anyhow::Result<()> {
+    const OTHERS: u64 = 5;
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    let bus = Arc::new(Faulty::default());
+    stage.bus = Arc::clone(&bus) as _;
+    let worker = stage.run_worker().await;
+    another_project(&mut stage, 1, "stuck").await?;
+    let stuck = stage.schema.quoted().to_string();
+    let mut others = String::new();
+    for number in 0..OTHERS {
+        another_project(&mut stage, 2 + u128::from(number), "t").await?;
+        others += &format!("insert into {}.t values (1);", stage.schema.quoted());
+    }
+    // All of it is on its way when the stop comes, what can't leave first of all.
+    let held = bus.hold.write().await;
+    stage.sql.batch_execute(&format!("insert into {stuck}.stuck values (1)")).await?;
+    eventually(PATIENCE, || async { bus.batches.load(Ordering::SeqCst) > 0 }).await?;
+    stage.sql.batch_execute(&others).await?;
+    let end = Lsn(stage.slot().await.log_end().await?);
+    let received = || worker.status.engines().into_values().any(|engine| engine.live.received_lsn >= end);
+    eventually(PATIENCE, || async { received() }).await?;
+    stage.store.request_stop(stage.source.id, Duration::from_secs(2), OnDeadline::Force, CALLER).await?;
+    stage.reaches(EngineState::Draining).await?;
+    drop(held);
+    let report = stage.reaches(EngineState::Stopped).await?.last_report.expect("a report");
+    let drain = &report.drain;
+    assert_eq!(
+        (drain.admitted, drain.delivered, drain.skipped, drain.abandoned),
+        (OTHERS + 1, OTHERS, 0, 1),
+        "{report:?}"
+    );
+    assert_eq!(report.outcome, Outcome::Forced);
+    let count = |which: fn(&ShardReport) -> bool| drain.per_shard.iter().filter(|shard| which(shard)).count();
+    assert_eq!(count(|shard| shard.abandoned > 0), 1, "{report:?}");
+    assert!(count(|shard| shard.abandoned == 0 && shard.delivered > 0) >= 1, "the others have shards of their own");
+    worker.stop().await;
+    Ok(())
+}
