@@ -227,3 +227,33 @@ async fn r_eng_8_a_slot_of_another_database_is_not_ours() -> anyhow::Result<()> 
     worker.stop().await;
     Ok(())
 }
+
+/// R-HOLE-5: with more than 300 names the server sends whole schemas. What leaves the worker is as exact as before, and a
+/// toggle inside such a schema meets a stream that runs on.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_hole_5_a_toggle_among_more_than_300_names_restarts_no_stream() -> anyhow::Result<()> {
+    let stage = Stage::new(Plugin::Wal2json).await?;
+    let tables: Vec<String> = (0..302).map(|n| format!("create table t{n} (id int primary key);")).collect();
+    stage.sql.batch_execute(&tables.concat()).await?;
+    stage.run_worker().await.stop().await;
+    for n in 0..301 {
+        stage.register(&format!("t{n}")).await?;
+    }
+    let worker = stage.run_worker().await;
+    let mut watch = stage.changes().await;
+    let stream = stage.walsender().await?;
+    stage.sql.batch_execute("insert into t301 values (1); insert into t0 values (2)").await?;
+    assert_eq!(watch.next().await.data["record"], json!({"id": 2}), "t301 is in a listed schema, but not registered");
+
+    stage.enable("t301").await?;
+    stage.sql.batch_execute("insert into t301 values (3)").await?;
+    let row = watch.next().await;
+    assert_eq!((row.data["table"].as_str(), &row.data["record"]), (Some("t301"), &json!({"id": 3})));
+    stage.disable("t0").await?;
+    stage.sql.batch_execute("insert into t0 values (4); insert into t1 values (5)").await?;
+    assert_eq!(watch.next().await.data["record"], json!({"id": 5}), "nothing of t0 after the disable was applied");
+    assert_eq!(stage.walsender().await?, stream, "the stream runs on");
+    assert!(watch.gaps.is_empty());
+    worker.stop().await;
+    Ok(())
+}

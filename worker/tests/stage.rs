@@ -194,6 +194,12 @@ impl Stage {
         self.postgres.slot(&self.source.slot_name).await.expect("connected")
     }
 
+    /// The server process of the stream.
+    pub(crate) async fn walsender(&self) -> anyhow::Result<i32> {
+        let sql = "select active_pid from pg_replication_slots where slot_name = $1 and active";
+        Ok(self.sql.query_one(sql, &[&self.source.slot_name]).await?.get(0))
+    }
+
     /// Server processes of engines of this source.
     pub(crate) async fn backends(&self) -> i64 {
         let sql = "select count(*) from pg_stat_activity where application_name like 'aura-cdc:%'";
@@ -225,6 +231,18 @@ impl Stage {
 
     /// What the api does for a PUT `{"enabled": true}`, up to its 200.
     pub(crate) async fn enable(&self, table: &str) -> anyhow::Result<()> {
+        self.register(table).await?;
+        let name = SqlName::new(table)?;
+        let table = TableRef { project: self.project, schema: &self.schema, table: &name };
+        eventually(PATIENCE, || async {
+            let row = self.store.registration(table).await.ok().flatten();
+            row.is_some_and(|row| row.active_since_lsn.is_some())
+        })
+        .await
+    }
+
+    /// The same up to its 202: whether an engine covers it isn't waited for.
+    pub(crate) async fn register(&self, table: &str) -> anyhow::Result<()> {
         let name = SqlName::new(table)?;
         let relation = Relation { schema: self.schema.clone(), table: name.clone() };
         let info = self.admin.table(&self.schema, &name).await?.expect("the table is there");
@@ -242,11 +260,7 @@ impl Stage {
         let change = self.admin.set_replica_identity_full(&relation, info.oid, Duration::from_secs(3)).await?;
         let generation = self.store.engine(self.source.id).await?.expect("it is there").generation;
         self.store.identity_set(registration.id, None, change.lsn, generation).await?;
-        eventually(PATIENCE, || async {
-            let row = self.store.registration(table).await.ok().flatten();
-            row.is_some_and(|row| row.active_since_lsn.is_some())
-        })
-        .await
+        Ok(())
     }
 
     pub(crate) async fn disable(&self, table: &str) -> anyhow::Result<()> {

@@ -2,6 +2,7 @@
 
 mod end;
 mod error;
+mod filter;
 mod gaps;
 mod intake;
 mod judge;

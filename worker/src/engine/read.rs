@@ -9,6 +9,7 @@ use aura_store::StoreError;
 
 use super::{
     error::EngineError,
+    filter::Filter,
     intake::Intake,
     measure::{self, Holes},
     session::{Read, Session, Stream, names},
@@ -99,7 +100,7 @@ impl Session<'_> {
     fn consider(&mut self, stream: &mut Stream, intake: &mut Intake) {
         let generation = self.generation.unwrap_or(Generation(1));
         let next = self.registry(generation, intake.reader.flushed());
-        let restart = next.filter() != stream.filter;
+        let restart = Filter::new(stream.plugin, next.names(), Some(&stream.filter)) != stream.filter;
         stream.next = Some(next);
         let (names, holes) = uncovered(stream);
         if intake.reader.is_covered() {
@@ -115,7 +116,7 @@ impl Session<'_> {
         }
     }
 
-    /// Between two transactions: the list of names is the same, so the stream goes on.
+    /// Between two transactions: the stream's filter is the same, so it goes on.
     fn apply(&self, stream: &mut Stream, intake: &Intake) {
         let Some(next) = stream.next.take() else { return };
         stream.registry = Arc::clone(&next);
@@ -201,8 +202,9 @@ enum Next {
 /// Tables of the next registry that the running filter doesn't cover: the first names, and how many.
 fn uncovered(stream: &Stream) -> (Vec<String>, usize) {
     let Some(next) = &stream.next else { return (Vec::new(), 0) };
-    let wanted = next.filter();
-    (names(wanted.difference(&stream.filter)), wanted.difference(&stream.filter).count())
+    let mut wanted = next.names();
+    wanted.retain(|relation| !stream.filter.covers(relation));
+    (names(wanted.iter()), wanted.len())
 }
 
 /// Waits until the server tells its sessions to go; an end of this one for other reasons says nothing.

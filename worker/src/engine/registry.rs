@@ -129,8 +129,8 @@ impl Registry {
         self.first_disable.is_some_and(|disabled| disabled <= confirmed)
     }
 
-    /// The names of the add-tables list.
-    pub(crate) fn filter(&self) -> BTreeSet<Relation> {
+    /// The names that the filter must let through.
+    pub(crate) fn names(&self) -> BTreeSet<Relation> {
         self.tables.keys().cloned().collect()
     }
 }

@@ -4,7 +4,6 @@
 //! One task owns the socket, the feedback timer and the intake (R-FB-1): if it dies, the socket closes.
 
 use std::{
-    collections::BTreeSet,
     hash::{BuildHasher, RandomState},
     sync::Arc,
     time::{Duration, Instant},
@@ -13,8 +12,8 @@ use std::{
 use aura_domain::{Generation, Lsn, Relation};
 use aura_flow::Opening;
 use aura_pgsource::{
-    Decoder, FilterEntry, Plugin, ReplicationConnection, ReplicationStream, SqlConnection, SqlState, connect_sql,
-    pgoutput_options, wal2json_options,
+    Decoder, Plugin, ReplicationConnection, ReplicationStream, SqlConnection, SqlState, connect_sql, pgoutput_options,
+    wal2json_options,
 };
 use aura_store::NewGap;
 use aura_wire::GapReason;
@@ -24,6 +23,7 @@ use super::{
     Engine,
     end::{End, Left},
     error::{EngineError, MAX_PAUSE, Policy, SOURCE_ENDS},
+    filter::Filter,
     gaps::{self, Loss},
     intake::Intake,
     loader::Loaded,
@@ -76,7 +76,8 @@ pub(super) struct Stream {
     pub(super) sql: SqlConnection,
     pub(super) decoder: Decoder,
     pub(super) registry: Arc<Registry>,
-    pub(super) filter: BTreeSet<Relation>,
+    pub(super) plugin: Plugin,
+    pub(super) filter: Filter,
     /// The registry to change to at the next end of a transaction.
     pub(super) next: Option<Arc<Registry>>,
     /// The first few registered tables that the running filter doesn't cover (R-HOLE-6).
@@ -188,12 +189,13 @@ impl<'e> Session<'e> {
         let registry = self.registry(generation, slot.confirmed);
         engine.registry.send_replace(Arc::clone(&registry));
         let wal_sender_timeout = connection.wal_sender_timeout().await?.unwrap_or_default();
-        let filter = registry.filter();
-        let (options, holds_from) = self.options(slot.plugin, &registry).await?;
+        let wanted = registry.names();
+        let (holes, hole_names) = (wanted.len(), names(wanted.iter()));
+        let filter = Filter::new(slot.plugin, wanted, None);
+        let (options, holds_from) = self.options(slot.plugin, &registry, &filter).await?;
         engine.control.announce_leader(start).await;
         let began = Instant::now();
         let wire = self.start_streaming(connection, &sql, start, &options).await?;
-        let holes = filter.len();
         let opening = Opening {
             start,
             confirmed: slot.confirmed,
@@ -205,8 +207,8 @@ impl<'e> Session<'e> {
         intake.begin_session(opening);
         self.show_start(&slot, &registry);
         let decoder = Decoder::new(slot.plugin, generation);
-        let hole_names = names(filter.iter());
-        Ok(Stream { wire, sql, decoder, registry, filter, next: None, hole_names, holes, began, shown: began })
+        let plugin = slot.plugin;
+        Ok(Stream { wire, sql, decoder, registry, plugin, filter, next: None, hole_names, holes, began, shown: began })
     }
 
     /// START_REPLICATION, again while our own last walsender still holds the slot.
@@ -275,13 +277,16 @@ impl<'e> Session<'e> {
     }
 
     /// The plugin's options, and from which position on they cover the filter.
-    async fn options(&self, plugin: Plugin, registry: &Registry) -> Result<(Vec<(String, String)>, Lsn), EngineError> {
-        let tables = registry.filter().into_iter();
+    async fn options(
+        &self,
+        plugin: Plugin,
+        registry: &Registry,
+        filter: &Filter,
+    ) -> Result<(Vec<(String, String)>, Lsn), EngineError> {
         if plugin == Plugin::Wal2json {
-            let entries: Vec<_> = tables.map(FilterEntry::Table).collect();
-            return Ok((wal2json_options(&entries), Lsn::ZERO));
+            return Ok((wal2json_options(&filter.entries()), Lsn::ZERO));
         }
-        let (name, from) = self.engine.sync_publication(&tables.collect::<Vec<_>>()).await?;
+        let (name, from) = self.engine.sync_publication(&registry.names().into_iter().collect::<Vec<_>>()).await?;
         Ok((pgoutput_options(&name), from))
     }
 
