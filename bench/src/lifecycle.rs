@@ -68,9 +68,11 @@ async fn drain() -> Result<Value> {
     scene.ballast(26_000).await?;
     let end = scene.slot.log_end().await?;
     scene.slot.wait(LIMIT, |slot| slot.is_some_and(|slot| slot.sent >= Some(end))).await?;
-    let used = || async { scene.split.worker.metric("cdc_flow_used_bytes").await };
-    eventually(LIMIT, || async { used().await >= 200.0 * MEGABYTE }).await.context("less was read than 200 MB")?;
-    let held = used().await;
+    let used = || async { scene.split.worker.metric("cdc_flow_used_bytes").await?.context("nothing is held") };
+    eventually(LIMIT, || async { used().await.is_ok_and(|used| used >= 200.0 * MEGABYTE) })
+        .await
+        .context("less was read than 200 MB")?;
+    let held = used().await?;
     scene.split.nats.resume()?;
     let began = Instant::now();
     let answer = scene.split.verb("stop", json!({"deadline_ms": 60_000})).await?;
