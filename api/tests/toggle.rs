@@ -194,8 +194,9 @@ async fn r_reg_4_what_has_no_change_stream_is_422() -> Result<()> {
     platform.stop().await
 }
 
+/// R-REG-4: no engine delivers a root's rows, so it never looks enabled. A partition is a table like any other.
 #[tokio::test]
-async fn r_reg_4_a_partitioned_table_gets_full_on_every_leaf() -> Result<()> {
+async fn r_reg_4_a_partitioned_table_is_422_and_its_partitions_are_tables() -> Result<()> {
     let platform = Platform::start().await?;
     let tenant = platform.tenant("demo").await?;
     let sql = "create table s.root (id int) partition by range (id);
@@ -203,10 +204,12 @@ async fn r_reg_4_a_partitioned_table_gets_full_on_every_leaf() -> Result<()> {
         create table s.high partition of s.root for values from (10) to (20)";
     platform.sql(&sql.replace("s.", &format!("\"{}\".", tenant.schema))).await?;
     platform.play_worker().await?;
-    assert_eq!(put(&platform, &tenant, "root", true).await?.body["replica_identity"], "full");
-    for leaf in ["low", "high"] {
-        assert_eq!(platform.replica_identity(&tenant, leaf).await?, 'f');
-    }
+    let root = put(&platform, &tenant, "root", true).await?;
+    assert_eq!((root.status, root.code()), (StatusCode::UNPROCESSABLE_ENTITY, "partitioned_table_not_supported"));
+    assert!(platform.store.registry(platform.source.id).await?.registrations.is_empty(), "no intent was written");
+    assert_eq!(platform.replica_identity(&tenant, "low").await?, 'd');
+    assert_eq!(put(&platform, &tenant, "low", true).await?.body["replica_identity"], "full");
+    assert_eq!(platform.replica_identity(&tenant, "high").await?, 'd');
     platform.stop().await
 }
 

@@ -162,12 +162,14 @@ async fn tables_are_listed_in_pages() -> Result<()> {
         tenants.run(&format!("create table shop.\"{name}\" (id int)")).await?;
     }
     tenants.run("create table bank.orders (id int); create view shop.view as select 1 as a").await?;
+    let partitions = "create table shop.p (id int) partition by list (id); create table shop.p1 partition of shop.p for values in (1)";
+    tenants.run(partitions).await?;
     let schemas = [SqlName::new("shop")?];
     let names = async |query, after, limit| -> Result<Vec<String>> {
         let tables = tenants.admin.tables(&schemas, query, after, limit).await?;
         Ok(tables.iter().map(|info| info.relation.table.to_string()).collect())
     };
-    assert_eq!(names(None, None, 10).await?, ["A", "a_Order", "b", "orders", "ü"]);
+    assert_eq!(names(None, None, 10).await?, ["A", "a_Order", "b", "orders", "p1", "ü"]);
     assert_eq!(names(None, Some(("shop", "a_Order")), 2).await?, ["b", "orders"]);
     assert_eq!(names(Some("order"), None, 10).await?, ["a_Order", "orders"]);
     Ok(())

@@ -20,8 +20,8 @@ from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = any ($1::text[]) and c.relkind in ('r', 'p', 'v', 'm', 'f')
     and ($2::text is null or c.relname = $2)
-    -- A list shows what can be enabled: neither views nor leaves.
-    and ($2::text is not null or (c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence = 'p'))
+    -- A list shows what can be enabled: neither views nor partitioned tables, but the partitions that hold their rows.
+    and ($2::text is not null or (c.relkind = 'r' and c.relpersistence = 'p'))
     and ($3::text is null or strpos(lower(c.relname), lower($3)) > 0)
     and ($4::text is null or (n.nspname::text collate "C", c.relname::text collate "C")
         > ($4::text collate "C", $5::text collate "C"))
