@@ -219,6 +219,7 @@ async fn bodies_and_queries_are_checked_before_anything_runs() -> Result<()> {
     let path = toggle(&tenant, "messages");
     let bodies = [
         ("application/json", "{\"enabled\": true, \"x\": 1}", StatusCode::UNPROCESSABLE_ENTITY, "invalid_body"),
+        ("application/json", "[true]", StatusCode::UNPROCESSABLE_ENTITY, "invalid_body"),
         ("application/json", "{\"enabled\": \"yes\"}", StatusCode::UNPROCESSABLE_ENTITY, "invalid_body"),
         ("application/json", "{}", StatusCode::UNPROCESSABLE_ENTITY, "invalid_body"),
         ("application/json", "{\"enabled\":", StatusCode::BAD_REQUEST, "malformed_request"),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use aura_auth::{AuthError, Verifier, token_from_headers};
 use aura_domain::{EngineReport, EngineState, OnDeadline, SourceId};
-use aura_kit::{Code, Problem};
+use aura_kit::{Code, Problem, json::Object};
 use aura_store::{Caller, Engine, StartRequest, StopRequest, Store, StoreError};
 use axum::{
     Json, Router,
@@ -103,7 +103,7 @@ fn body<T: DeserializeOwned + Default>(headers: &HeaderMap, bytes: &Bytes) -> Re
     if bytes.is_empty() {
         return Ok(T::default());
     }
-    serde_json::from_slice(bytes).map_err(|error| {
+    serde_json::from_slice(bytes).map(|Object(body)| body).map_err(|error| {
         let code = if error.is_data() { Code::InvalidBody } else { Code::MalformedRequest };
         Problem::new(code, format!("The body can't be used: {error}."))
     })

@@ -220,11 +220,6 @@ pub struct WorkerStatus {
     rounds: Heartbeat,
 }
 
-/// An engine's task or the supervisor that was not heard of for so long is not alive (F.11).
-const SILENT: Duration = Duration::from_secs(30);
-/// Rows that wait for so long without any being done with are stuck (F.11).
-const STUCK: Duration = Duration::from_secs(300);
-
 impl WorkerStatus {
     /// The holder's name in leases.
     pub fn worker(&self) -> &WorkerId {
@@ -250,20 +245,16 @@ impl WorkerStatus {
         led.peek().is_some() && led.all(|engine| engine.cdc_active)
     }
 
-    /// Whether a restart would do no good: every engine's task lives, and rows move, or an outage of the bus explains that
-    /// they don't. Also while paused and while draining.
+    /// Whether a restart would do no good: every engine's task lives, and rows move, or a known outage explains that they
+    /// don't. Also while paused and while draining.
     pub fn is_healthy(&self) -> bool {
-        let excused = !self.bus.state().borrow().connected;
-        self.watchlist.now().iter().all(|engine| {
-            let vitals = &engine.vitals;
-            vitals.heartbeat.age(std::time::Instant::now()) < SILENT && (excused || vitals.stuck_for() < STUCK)
-        })
+        self.watchlist.now().iter().all(|engine| engine.is_healthy(std::time::Instant::now()))
     }
 
     /// Whether it can run engines, now or when its turn comes: the platform database was read lately, the bus is there, and
     /// nothing that it leads has failed. A standby is ready (F.11).
     pub fn is_ready(&self) -> bool {
         let failed = self.board.read().values().any(|engine| engine.is_led() && engine.state == EngineState::Failed);
-        self.bus.state().borrow().connected && self.rounds.age(std::time::Instant::now()) < SILENT && !failed
+        self.bus.state().borrow().connected && self.rounds.age(std::time::Instant::now()) < watchdog::SILENT && !failed
     }
 }

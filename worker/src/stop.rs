@@ -6,6 +6,9 @@ use aura_domain::{OnDeadline, OperationKind};
 use aura_flow::Budget;
 use aura_store::Operation;
 
+/// Two reads of one deadline differ by less.
+const JITTER: Duration = Duration::from_millis(50);
+
 /// An order to end. Several may hold at a time; the engine follows the tightest of each part (R-ENG-3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stop {
@@ -58,6 +61,12 @@ impl Stop {
         Self { by: nearer.by, on_deadline, plan }
     }
 
+    /// The same order, as exactly as two reads of one row tell.
+    pub(crate) fn is_like(self, other: Self) -> bool {
+        let apart = self.by.max(other.by) - self.by.min(other.by);
+        (self.plan, self.on_deadline) == (other.plan, other.on_deadline) && apart <= JITTER
+    }
+
     /// The time that is left, for the phases of the drain.
     pub(crate) fn budget(self, now: Instant) -> Budget {
         let left = self.by.saturating_duration_since(now);
@@ -71,6 +80,16 @@ impl Stop {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn r_eng_3_the_same_order_read_again_is_no_new_one() {
+        let now = Instant::now();
+        let order = Stop { by: now, on_deadline: OnDeadline::Force, plan: Plan::Operation };
+        assert!(order.is_like(Stop { by: now + Duration::from_millis(9), ..order }));
+        assert!(!order.is_like(Stop { by: now + Duration::from_millis(51), ..order }));
+        assert!(!order.is_like(Stop { on_deadline: OnDeadline::Abandon, ..order }));
+        assert!(!order.is_like(Stop { plan: Plan::Force, ..order }));
+    }
 
     #[test]
     fn r_eng_3_a_second_order_only_tightens() {

@@ -16,7 +16,7 @@ use aura_pgsource::Sockets;
 use tokio::runtime;
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::vitals::Vitals;
+use crate::engine::{outage::Outages, vitals::Vitals};
 
 /// Between two looks. Each also wakes the runtime: when the thread that waits for events is blocked by a task, the others
 /// sleep on and nobody hears of sockets and timers (seen with tokio 1.54), until somebody from outside brings work.
@@ -24,6 +24,10 @@ const PERIOD: Duration = Duration::from_millis(250);
 /// A look this late means that the whole process stood still: nobody could be alive.
 const STOOD_STILL: Duration = Duration::from_secs(2);
 const EXIT_WATCHDOG: u8 = 6;
+/// An engine's task or the supervisor that was not heard of for so long is not alive (F.11).
+pub(crate) const SILENT: Duration = Duration::from_secs(30);
+/// Rows that wait for so long without any being done with are stuck (F.11).
+const STUCK: Duration = Duration::from_secs(300);
 
 /// An engine under watch; until it is dropped.
 #[derive(Debug)]
@@ -32,8 +36,16 @@ pub(crate) struct Watched {
     pub(crate) epoch: Epoch,
     pub(crate) vitals: Arc<Vitals>,
     pub(crate) sockets: Sockets,
+    pub(crate) outages: Arc<Outages>,
     /// Cancelled when it was found hung.
     pub(crate) hung: CancellationToken,
+}
+
+impl Watched {
+    /// Its task lives, and rows move or a known outage explains that they don't (F.11).
+    pub(crate) fn is_healthy(&self, now: Instant) -> bool {
+        self.vitals.heartbeat.age(now) < SILENT && (self.outages.now().any() || self.vitals.stuck_for(now) < STUCK)
+    }
 }
 
 /// Those under watch. Clones are the same.
@@ -47,9 +59,10 @@ impl Watchlist {
         list.push(Arc::downgrade(engine));
     }
 
-    /// Those that live.
+    /// Those that live. One that was cut has nothing more to say, however long its slot can't be freed.
     pub(crate) fn now(&self) -> Vec<Arc<Watched>> {
-        self.lock().iter().filter_map(Weak::upgrade).collect()
+        let watched = self.lock().iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        watched.into_iter().filter(|engine| !engine.vitals.is_cut()).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<Watched>>> {
@@ -157,8 +170,26 @@ mod tests {
             epoch: Epoch(1),
             vitals: Arc::new(Vitals::new(1)),
             sockets: Sockets::new(),
+            outages: Arc::default(),
             hung: CancellationToken::new(),
         })
+    }
+
+    #[test]
+    fn f_11_rows_that_wait_for_a_known_outage_and_engines_that_were_cut_are_no_reason_for_a_restart() {
+        let (engine, list) = (watched(), Watchlist::default());
+        list.add(&engine);
+        let (soon, late) = (Instant::now() + SILENT / 2, Instant::now() + STUCK * 2);
+        engine.vitals.admitted(0);
+        assert!(engine.is_healthy(soon));
+        engine.vitals.heartbeat.beat(late);
+        assert!(!engine.is_healthy(late), "stuck");
+        engine.outages.source(true);
+        assert!(engine.is_healthy(late));
+        assert!(!engine.is_healthy(late + SILENT), "its task is silent");
+        assert_eq!(list.now().len(), 1);
+        engine.vitals.cut();
+        assert!(list.now().is_empty(), "it is being ended, and its slot may take long");
     }
 
     #[tokio::test]

@@ -37,6 +37,24 @@ async fn a_registered_table_is_published_and_no_other_time_or_table() -> anyhow:
     Ok(())
 }
 
+/// A worker that lags reads what was written before the table went live, under a filter that has the table by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_reg_8_nothing_from_before_its_registration_is_published_by_a_worker_that_lags() -> anyhow::Result<()> {
+    let stage = Stage::new(Plugin::Auto).await?;
+    stage.sql.batch_execute("create table t (id int primary key); create table other (id int)").await?;
+    let worker = stage.run_worker().await;
+    stage.enable("other").await?;
+    worker.stop().await;
+    stage.sql.batch_execute("insert into t values (1)").await?;
+    stage.register("t").await?;
+    stage.sql.batch_execute("insert into t values (2)").await?;
+    let mut watch = stage.changes().await;
+    let worker = stage.run_worker().await;
+    assert_eq!(watch.next().await.data["record"], json!({"id": 2}));
+    worker.stop().await;
+    Ok(())
+}
+
 /// G1: whatever was committed after the 200 reaches the bus, across a crash of the worker.
 #[tokio::test(flavor = "multi_thread")]
 async fn g1_a_killed_worker_loses_nothing_and_keeps_the_order() -> anyhow::Result<()> {

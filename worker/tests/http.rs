@@ -57,6 +57,7 @@ async fn r_sec_7_the_engine_routes_take_a_platform_key_and_json_only() -> anyhow
             (of(Some(&good), Some("text/plain"), "{}"), 415, "unsupported_media_type"),
             (of(Some(&good), Some(JSON), "{"), 400, "malformed_request"),
             (of(Some(&good), Some(JSON), r#"{"no": 1}"#), 422, "invalid_body"),
+            (of(Some(&good), Some(JSON), "[]"), 422, "invalid_body"),
         ];
         for (request, status, code) in refused {
             let (answered, problem) = call(&worker, request).await?;

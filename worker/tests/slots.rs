@@ -75,6 +75,39 @@ async fn r_eng_8_a_lost_slot_is_made_again_once_with_one_gap() -> anyhow::Result
     Ok(())
 }
 
+/// Names of slots are cluster-wide: one that was lost may be somebody else's, and theirs to drop.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_eng_8_a_lost_slot_that_was_never_ours_is_left_alone() -> anyhow::Result<()> {
+    let options = PostgresOptions::default()
+        .setting("max_slot_wal_keep_size", "16MB")
+        .setting("max_wal_size", "64MB")
+        .setting("min_wal_size", "32MB");
+    let stage = Stage::on(Postgres::start_with(options).await?, Plugin::Auto).await?;
+    let make = "select pg_create_logical_replication_slot('aura_cdc_slot', 'wal2json')";
+    let (here, elsewhere) = (&stage.sql, stage.postgres.client("platform").await?);
+    here.batch_execute("create table other (big text)").await?;
+    let slot = stage.slot().await;
+    for (owner, reason) in [(&elsewhere, "slot_of_other_database"), (here, "slot_lost")] {
+        owner.execute(make, &[]).await?;
+        eventually(PATIENCE, || async {
+            let fill =
+                "insert into other select repeat('x', 8000) from generate_series(1, 2000); select pg_switch_wal()";
+            here.batch_execute(fill).await.expect("written");
+            here.batch_execute("checkpoint").await.expect("done");
+            let state = slot.state().await.expect("read").expect("it is there");
+            state.wal_status.as_deref() == Some("lost")
+        })
+        .await?;
+        let worker = stage.worker().await;
+        let failed = || async { worker.status.engines().values().any(|engine| engine.code == Some(reason)) };
+        eventually(PATIENCE, failed).await?;
+        assert!(slot.state().await?.is_some(), "{reason}: it is still there");
+        worker.stop().await;
+        owner.execute("select pg_drop_replication_slot('aura_cdc_slot')", &[]).await?;
+    }
+    Ok(())
+}
+
 /// `slot_recreate=manual`: nothing is made, nothing is tried, until an operator asks.
 #[tokio::test(flavor = "multi_thread")]
 async fn r_eng_8_a_manual_slot_waits_for_an_operator() -> anyhow::Result<()> {

@@ -241,7 +241,7 @@ impl Stage {
         .await
     }
 
-    /// The same up to its 202: whether an engine covers it isn't waited for.
+    /// The same, up to a 202: no worker has applied it yet.
     pub(crate) async fn register(&self, table: &str) -> anyhow::Result<()> {
         let name = SqlName::new(table)?;
         let relation = Relation { schema: self.schema.clone(), table: name.clone() };

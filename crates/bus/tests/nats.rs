@@ -73,6 +73,37 @@ async fn r_ack_1_no_receipt_when_the_server_dies_between_publish_and_receipt() {
     }
 }
 
+/// Bytes that were sent to the server and that it hasn't read, as the kernel counts them (proc(5), `/proc/net/tcp`).
+fn unread(server: &Nats) -> u64 {
+    let table = std::fs::read_to_string("/proc/net/tcp").expect("Linux");
+    let port = format!(":{:04X}", server.port());
+    let queue = |line: &str| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let (_, received) = fields.get(4).filter(|_| fields[1].ends_with(&port))?.split_once(':')?;
+        u64::from_str_radix(received, 16).ok()
+    };
+    table.lines().skip(1).filter_map(queue).sum()
+}
+
+/// A batch that doesn't fit into the socket's buffers when the server dies: what the client still holds goes to the next
+/// connection, the request for the receipt included. The receipt comes, and proves nothing: what was sent before is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r_ack_1_a_receipt_of_another_connection_proves_nothing() {
+    let mut server = Nats::start().await.expect("nats-server");
+    let bus = connect(&server).await;
+    server.pause().expect("SIGSTOP");
+    let publishing = {
+        let bus = SharedBus::clone(&bus);
+        let batch: Vec<_> = (0..400).map(|_| message("t.large", "x".repeat(64 << 10))).collect();
+        tokio::spawn(async move { bus.publish_batch(&batch).await })
+    };
+    aura_testkit::eventually(PATIENCE, || async { unread(&server) > 64 << 10 }).await.expect("it fills the buffers");
+    server.kill().await.expect("SIGKILL");
+    server.start_again().await.expect("nats-server");
+    let result = timeout(PATIENCE, publishing).await.expect("it ends").expect("no panic");
+    assert!(matches!(result, Err(BusError::Disconnected)), "{result:?}");
+}
+
 /// On several threads: there the task that hears of errors may run after the receipt was seen.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r_ack_1_a_refused_message_fails_its_batch() {

@@ -147,7 +147,7 @@ impl EngineState {
             Draining => &[Starting, Closing, Failed, Stopped, ForceClosing, Zombie],
             Closing => &[Starting, Stopped, Failed, ForceClosing, Zombie],
             ForceClosing => &[Starting, Stopped, Failed, ForceClosing, Zombie],
-            Zombie => &[Starting, Closing, Stopped, ForceClosing, Zombie],
+            Zombie => &[Starting, Closing, Failed, Stopped, ForceClosing, Zombie],
             Failed => &[Starting, Backoff, Running, Draining, Closing, Stopped, ForceClosing, Zombie],
         }
     }

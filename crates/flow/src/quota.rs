@@ -96,6 +96,14 @@ impl Quota {
         })
     }
 
+    /// Takes `bytes` without asking, as [`Reservation::grow`] does: for what must be remembered whatever is held. Reading
+    /// pauses on them like on all others.
+    pub fn take(&self, bytes: usize) -> Reservation {
+        let mut taken = Reservation { shared: Arc::clone(&self.shared), bytes: 0, overdraft: 0 };
+        taken.grow(bytes);
+        taken
+    }
+
     /// Whether [`Self::admit`] would take so many.
     pub fn has_room(&self, bytes: usize) -> bool {
         let used = self.used();

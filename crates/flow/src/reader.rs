@@ -12,9 +12,7 @@ use aura_domain::Lsn;
 
 use self::session::Session;
 pub use self::session::{Opening, StatusUpdate};
-use crate::{
-    Culprit, Debounce, Outage, Owner, Quota, ResolvedTracker, RowClaim, Stall, StallWatch, Turn, row::Admission,
-};
+use crate::{Culprit, Debounce, Outage, Owner, Quota, ResolvedTracker, Stall, StallWatch, Turn, row::Admission};
 
 /// While waiting for memory it is looked at this often besides (R-MEM-5).
 const TICK: Duration = Duration::from_millis(100);
@@ -97,6 +95,8 @@ pub struct Reader {
     tick_at: Option<Instant>,
     withheld: u64,
     admitted: u64,
+    /// Bytes that were held when it was last looked at.
+    held: usize,
 }
 
 impl Reader {
@@ -120,6 +120,7 @@ impl Reader {
             tick_at: None,
             withheld: 0,
             admitted: 0,
+            held: 0,
         }
     }
 
@@ -138,7 +139,11 @@ impl Reader {
         self.tracker.restart(self.boundary, opening.start);
         self.boundary = self.boundary.max(opening.start);
         self.received = self.received.max(opening.start);
-        self.stall.acked(now);
+        // What was acknowledged between two sessions is progress; that one begins is none, or a sink that hangs would never
+        // show where sessions are short.
+        if self.quota.used() < self.held {
+            self.stall.acked(now);
+        }
         self.holes(opening.holes, now);
         self.session = Some(Session::new(opening, self.limits.advance_interval, now));
     }
@@ -178,10 +183,11 @@ impl Reader {
         Some(Admission { owner, claim: self.tracker.admit(owner, lsn, now), memory, at: now })
     }
 
-    /// A row of the open transaction can't be used: the position doesn't pass it before its loss was announced.
-    pub fn claim(&mut self, owner: Owner, lsn: Lsn, now: Instant) -> RowClaim {
+    /// A row of the open transaction can't be used: the position doesn't pass it before its loss was announced, and what is
+    /// remembered of it is held until then (R-MEM-1).
+    pub fn claim(&mut self, owner: Owner, lsn: Lsn, bytes: usize, now: Instant) -> Admission {
         self.admitted += 1;
-        self.tracker.admit(owner, lsn, now)
+        Admission { owner, claim: self.tracker.admit(owner, lsn, now), memory: self.quota.take(bytes), at: now }
     }
 
     /// COMMIT was read; `end` is the end of its record, what is confirmed to the server.
@@ -243,6 +249,7 @@ impl Reader {
     /// What to do now.
     pub fn next(&mut self, now: Instant) -> Step {
         let resolved = self.resolve();
+        self.held = self.quota.used();
         self.stall.working(self.works(), now);
         if let Some(stall) = self.stall.check(now) {
             self.withheld += 1;

@@ -31,6 +31,11 @@ impl Admission {
     pub fn shard(&self) -> usize {
         self.owner.shard
     }
+
+    /// The loss of the row was announced.
+    pub fn ack(self) {
+        self.claim.ack();
+    }
 }
 
 impl<T> Row<T> {

@@ -1,11 +1,16 @@
 //! Bodies as JSON, with our errors.
 
+use std::{fmt, marker::PhantomData};
+
 use axum::{
     body::HttpBody,
     extract::{FromRequest, OptionalFromRequest, Request, rejection::JsonRejection},
     response::{IntoResponse, Response},
 };
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
+};
 
 use crate::{Code, Problem};
 
@@ -18,10 +23,34 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        match <axum::Json<T> as FromRequest<S>>::from_request(request, state).await {
-            Ok(axum::Json(body)) => Ok(Self(body)),
+        match <axum::Json<Object<T>> as FromRequest<S>>::from_request(request, state).await {
+            Ok(axum::Json(Object(body))) => Ok(Self(body)),
             Err(rejection) => Err(problem(&rejection)),
         }
+    }
+}
+
+/// A JSON object. Serde would also take a list for a struct, by the order of its members: `[]` for all defaults.
+#[derive(Debug)]
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Members(PhantomData))
+    }
+}
+
+struct Members<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
+    type Value = Object<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<Self::Value, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(members)).map(Object)
     }
 }
 

@@ -170,8 +170,10 @@ impl<'a> Finish<'a> {
     /// Sees the slot inactive: looks, ends who holds it if that is ours, and looks again for as long as it takes.
     async fn free(&mut self, mut abandon: bool, confirmed: &mut Option<aura_domain::Lsn>) -> Slot {
         let (mut pause, longest) = LOOK_AGAIN;
+        let mut first = true;
         loop {
-            let climb = self.climb(abandon).await;
+            let climb = self.climb(abandon, first).await;
+            first = false;
             *confirmed = climb.confirmed().or(*confirmed);
             self.rungs.extend(climb.rungs);
             let Some(observed) = not_free(&self.run.actor.source.slot_name, &climb.freed) else { return Slot::Free };
@@ -202,13 +204,13 @@ impl<'a> Finish<'a> {
         }
     }
 
-    async fn climb(&self, abandon: bool) -> Climb {
+    async fn climb(&self, abandon: bool, first: bool) -> Climb {
         let source = &self.run.actor.source;
         let url = match SourceUrl::from_secret(&source.replication_url) {
             Ok(url) => url,
             Err(error) => return Climb::failed(error),
         };
-        let limit = self.time_for_sql();
+        let limit = self.time_for_sql(first);
         if abandon {
             return ladder::watch_slot(&url, &source.slot_name, limit).await;
         }
@@ -216,9 +218,11 @@ impl<'a> Finish<'a> {
         ladder::free_slot(&url, target, limit).await
     }
 
-    fn time_for_sql(&self) -> Duration {
+    /// The first time inside what the deadline leaves; nobody waits for the later ones, unless the process ends.
+    fn time_for_sql(&self, first: bool) -> Duration {
         let exiting = self.run.actor.process.borrow().is_some();
-        let by = self.run.stop.map(|(stop, _)| stop.by + if exiting { SQL_RUNGS_AT_EXIT } else { SQL_RUNGS });
+        let extra = if exiting { SQL_RUNGS_AT_EXIT } else { SQL_RUNGS };
+        let by = self.run.stop.filter(|_| first || exiting).map(|(stop, _)| stop.by + extra);
         let left = by.map_or(SQL_RUNGS, |by| by.saturating_duration_since(Instant::now()));
         left.clamp(SQL_RUNGS_AT_LEAST, SQL_RUNGS)
     }

@@ -196,7 +196,10 @@ impl Run<'_> {
         let all = [begun, process, forced, given_up, asked].into_iter().flatten().reduce(Stop::and);
         let tighter = all != begun;
         if tighter {
-            self.stop = all.map(|stop| (stop, now));
+            // The same operation, read again, seems to end some milliseconds sooner or later: that is no new order.
+            let same = |(held, _): &(Stop, Instant)| all.is_some_and(|stop| stop.is_like(*held));
+            let since = self.stop.filter(same).map_or(now, |(_, since)| since);
+            self.stop = all.map(|stop| (stop, since));
         }
         tighter
     }

@@ -10,7 +10,7 @@ use std::{
 
 use aura_bus::{Headers, Message, Subject};
 use aura_domain::{Position, ProjectId};
-use aura_flow::RowClaim;
+use aura_flow::Admission;
 use aura_store::{NewGap, Store, StoreError};
 use aura_wire::{GapEnvelope, GapReason};
 use tokio::sync::Notify;
@@ -31,8 +31,8 @@ pub(super) struct Loss {
     pub(super) table: Option<[String; 2]>,
     /// First and last position; unknown = everything up to now.
     pub(super) range: Option<(Position, Position)>,
-    /// Rows that are acknowledged once it is announced, and their shards.
-    pub(super) claims: Vec<(usize, RowClaim)>,
+    /// Rows that are acknowledged once it is announced.
+    pub(super) claims: Vec<Admission>,
     /// Nothing of the new generation is remembered before it is announced.
     pub(super) opens_generation: bool,
 }
@@ -68,9 +68,11 @@ impl Gaps {
 
     fn done(&self, vitals: &Vitals) -> Option<Loss> {
         let mut loss = self.lock().pop_front()?;
-        for (shard, claim) in loss.claims.drain(..) {
-            vitals.skipped(shard, 1);
+        for claim in loss.claims.drain(..) {
+            // Whoever sees it done with also sees the position pass it.
+            let shard = claim.shard();
             claim.ack();
+            vitals.skipped(shard, 1);
         }
         self.changed.notify_waiters();
         Some(loss)

@@ -25,6 +25,8 @@ use super::{
 
 /// Fixed overhead of a row besides its cells: allocations, its place in queues (R-MEM-2).
 const ROW_OVERHEAD: usize = 512;
+/// What is remembered of a row that can't be used.
+const LOSS_BYTES: usize = ROW_OVERHEAD + size_of::<Loss>();
 
 /// Lives as long as the lease: a session may end and the next go on where it stopped, rows stay in the pipeline.
 pub(crate) struct Intake {
@@ -144,7 +146,7 @@ impl Intake {
         if self.reader.in_transaction() {
             let shard = shard_of(project, self.shards.len());
             self.vitals.admitted(shard);
-            loss.claims.push((shard, self.reader.claim(Owner { shard, project }, start, now)));
+            loss.claims.push(self.reader.claim(Owner { shard, project }, start, LOSS_BYTES, now));
         }
         loss
     }

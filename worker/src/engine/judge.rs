@@ -114,7 +114,7 @@ impl Judge {
         .await;
         let mut memory = rows[0].growth();
         // Held until the bus has the batch: a PUT false is answered only after it.
-        let _publishing = self.disabling.read().await;
+        let publishing = self.disabling.read().await;
         let registry = Arc::clone(&self.control.registry.borrow());
         let mut messages = Vec::with_capacity(rows.len());
         for (batch, outcome) in batches.iter().zip(&outcomes) {
@@ -140,7 +140,10 @@ impl Judge {
         }
         lane.at = None;
         self.issued.lock().unwrap_or_else(PoisonError::into_inner).insert(lane.project, lane.seq);
-        if !self.publish(&messages).await {
+        let published = self.publish(&messages).await;
+        // Not for longer: what follows may wait for the bus or a database, and who waits to write lets no reader in.
+        drop(publishing);
+        if !published {
             skipped = rows.len();
             let positions: Vec<_> = rows.iter().map(|row| row.body.change.position).collect();
             gaps::publish(&self.control, self.gap(lane.project, &positions, GapReason::Bus, None, None)).await;

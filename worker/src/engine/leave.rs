@@ -123,7 +123,7 @@ impl Session<'_> {
         self.abandon(&mut drain);
         skip_to(&mut drain, Phase::Done);
         let vitals = &self.engine.vitals;
-        let complete = vitals.is_settled() && intake.reader.resolved() <= vitals.sent();
+        let complete = vitals.is_settled() && intake.reader.boundary() <= vitals.sent();
         let times = drain.plan.times().clone();
         Left { complete, verified: None, verifying: Duration::ZERO, slot_inactive: false, times }
     }

@@ -169,6 +169,6 @@ impl Engine {
     /// Says itself why nothing moves.
     fn is_excused(&self) -> bool {
         let paused = self.deps.board.one(self.source.id).is_some_and(|status| status.live.flow.paused_since.is_some());
-        paused || !self.deps.bus.state().borrow().connected
+        paused || self.outages.now().any()
     }
 }

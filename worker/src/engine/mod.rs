@@ -10,7 +10,7 @@ mod leave;
 mod loader;
 mod lookout;
 mod measure;
-mod outage;
+pub(crate) mod outage;
 mod position;
 mod preflight;
 mod read;
@@ -150,6 +150,7 @@ pub(crate) fn start(deps: &EngineDeps, source: &Source, parts: Parts) -> Result<
         epoch: engine.epoch,
         vitals: Arc::clone(&engine.vitals),
         sockets: engine.sockets.clone(),
+        outages: Arc::clone(&engine.outages),
         hung: engine.hung.clone(),
     });
     deps.watchlist.add(&watched);

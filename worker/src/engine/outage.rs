@@ -15,6 +15,11 @@ impl Outages {
         self.change(|outage| outage.source = away);
     }
 
+    /// The present state.
+    pub(crate) fn now(&self) -> Outage {
+        *self.0.borrow()
+    }
+
     /// The present state and its changes.
     pub(crate) fn watch(&self) -> watch::Receiver<Outage> {
         self.0.subscribe()

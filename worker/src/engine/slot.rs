@@ -51,6 +51,13 @@ impl Engine {
         let entered = self.deps.store.position(self.source.id).await?.map(|(generation, _)| generation);
         // A position of this generation says that there was a slot.
         let used = entered.is_some() && entered == generation;
+        if let Some(status) = status.as_ref().filter(|status| status.database != self.url.database()) {
+            // Names of slots are cluster-wide. Whatever state it is in: it isn't ours to drop.
+            return Err(EngineError::SlotOfOtherDatabase(status.database.clone()));
+        }
+        if status.as_ref().is_some_and(is_useless) && entered.is_none() && !asked {
+            return Err(EngineError::SlotLost { what: "lost", why: "nothing says that it was ours" });
+        }
         match status {
             Some(status) if !is_useless(&status) => {
                 if asked {
@@ -120,9 +127,6 @@ impl Engine {
     }
 
     async fn existing(&self, sql: &SqlConnection, status: &slot::SlotStatus) -> Result<ReadySlot, EngineError> {
-        if status.database != self.url.database() {
-            return Err(EngineError::SlotOfOtherDatabase(status.database.clone()));
-        }
         let holder = status.holder.as_ref().filter(|_| status.active);
         let is_ours =
             |holder: &slot::SlotHolder| slot::epoch_of(&holder.application_name, self.source.id) == Some(self.epoch);

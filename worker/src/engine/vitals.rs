@@ -198,8 +198,8 @@ impl Vitals {
     }
 
     /// How long rows have waited without any being done with; zero while none waits.
-    pub(crate) fn stuck_for(&self) -> Duration {
-        if self.is_settled() { Duration::ZERO } else { self.progress.age(Instant::now()) }
+    pub(crate) fn stuck_for(&self, now: Instant) -> Duration {
+        if self.is_settled() { Duration::ZERO } else { self.progress.age(now) }
     }
 
     /// What became of the rows, as of now: what isn't delivered or skipped will come again.

@@ -228,3 +228,59 @@ fn r_lsn_2_a_keepalive_counts_only_when_nothing_is_in_flight() {
     reader.keepalive(Lsn(500), false, now);
     assert_eq!(reader.resolved(), Lsn(500));
 }
+
+#[test]
+fn r_sh_5_a_new_session_is_no_progress_of_a_sink_that_hangs() {
+    let now = Instant::now();
+    let mut reader = running(now);
+    reader.begin();
+    let held = row(&mut reader, 110, 10, now);
+    reader.commit(Lsn(120));
+    assert!(reads(&mut reader, now));
+    // The filter changes again and again.
+    for minute in 1..4 {
+        reader.begin_session(opening(120, 0), now + s(minute * 39));
+        assert!(reads_or_covers(&mut reader, now + s(minute * 39)));
+    }
+    assert!(matches!(reader.next(now + s(120)), Step::Fail(Stall::Sink)));
+    drop(held);
+}
+
+#[test]
+fn r_sh_5_what_was_acknowledged_between_two_sessions_is_progress() {
+    let now = Instant::now();
+    let mut reader = running(now);
+    reader.begin();
+    let (first, second) = (row(&mut reader, 110, 10, now), row(&mut reader, 111, 10, now));
+    reader.commit(Lsn(120));
+    assert!(reads(&mut reader, now));
+    first.expect("there is room").ack();
+    reader.begin_session(opening(120, 0), now + s(100));
+    assert!(reads_or_covers(&mut reader, now + s(121)), "the other one has time until 220");
+    drop(second);
+}
+
+#[test]
+fn r_mem_1_a_row_that_cant_be_used_is_held_too() {
+    let now = Instant::now();
+    let mut reader = running(now);
+    reader.begin();
+    let lost: Vec<_> = (0..8).map(|n| reader.claim(owner(), Lsn(110 + n), 100, now)).collect();
+    assert!(!reads(&mut reader, now), "0.80 of the quota");
+    lost.into_iter().for_each(Admission::ack);
+    assert_eq!(reader.quota().used(), 0);
+    assert!(reads(&mut reader, now));
+}
+
+/// [`reads`], of a session that may just have reached E.
+fn reads_or_covers(reader: &mut Reader, now: Instant) -> bool {
+    let lsn = reader.received();
+    reader.keepalive(lsn, false, now);
+    loop {
+        match reader.next(now) {
+            Step::Wait { read, .. } => return read,
+            Step::Status(_) | Step::Turn(_) | Step::Covered(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}

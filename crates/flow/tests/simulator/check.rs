@@ -14,6 +14,8 @@ use crate::{
 
 /// What the reading task is late by at most: its own tick.
 const TICK: Ms = 100;
+/// A deadline that is found so late says that the process slept (ADR 10).
+const ASLEEP: Ms = 5000;
 /// To announce a skip: a publish, and one that was under way.
 const ANNOUNCE: Ms = 3 * crate::bus::ACK_TIMEOUT;
 
@@ -42,6 +44,8 @@ pub(crate) struct Watch {
     behind_since: Option<Ms>,
     /// Last acknowledgement, or end of a known outage.
     acked_at: Ms,
+    /// Of two sessions, in between: that shows when the next one begins.
+    unseen: bool,
     known: bool,
     pub(crate) statuses: u64,
     pub(crate) failures: u64,
@@ -72,6 +76,7 @@ impl Watch {
             acks: 0,
             behind_since: None,
             acked_at: 0,
+            unseen: false,
             known: false,
             statuses: 0,
             failures: 0,
@@ -88,6 +93,10 @@ impl Watch {
     pub(crate) fn started(&mut self, source: &Source, start: u64, confirmed: u64, now: Ms) {
         let interval = (source.timeout() / 4).clamp(100, 10_000);
         self.must(start >= confirmed, || format!("2: starts at {start}, below the confirmed {confirmed}"));
+        let late = now.saturating_sub(self.acked_at + self.settings.stall_limit);
+        if std::mem::take(&mut self.unseen) || late >= ASLEEP {
+            self.acked_at = now;
+        }
         self.session = Some(Watched { flushed: confirmed, sent: None, advanced: None, interval, began: now });
         self.behind_since = None;
     }
@@ -120,13 +129,19 @@ impl Watch {
 
     pub(crate) fn acked(&mut self, project: ProjectId, rows: usize, now: Ms) {
         self.acks += rows as u64;
-        self.acked_at = now;
+        self.progress(now);
         let work = self.work.get_mut(&project).expect("it was admitted");
         work.rows -= rows;
         work.progress = now;
         if work.rows == 0 {
             self.work.remove(&project);
         }
+    }
+
+    /// The time of a stall begins anew.
+    fn progress(&mut self, now: Ms) {
+        self.acked_at = now;
+        self.unseen |= self.session.is_none();
     }
 
     pub(crate) fn abandoned(&mut self) {
@@ -140,14 +155,15 @@ impl Watch {
             self.well_since = now;
         }
         if known || std::mem::replace(&mut self.known, known) {
-            self.acked_at = now;
+            self.progress(now);
         }
         self.known = known;
     }
 
     /// It did not run for a while: nobody can blame it for what it didn't do.
     pub(crate) fn slept(&mut self, now: Ms) {
-        (self.well_since, self.acked_at) = (now, now);
+        self.well_since = now;
+        self.progress(now);
         self.behind_since = None;
         if let Some(session) = &mut self.session {
             session.sent = session.sent.map(|_| now);
@@ -222,7 +238,8 @@ impl Watch {
     /// Whoever has work, moves in no way and knows of no outage lets go of the slot.
     fn stalled(&mut self, session: Watched, now: Ms) {
         let Some(began) = self.work.values().map(|work| work.progress).min() else { return };
-        let still = now - began.max(self.acked_at).max(session.began);
+        // One that has just begun finds out at its first step.
+        let still = (now - began.max(self.acked_at)).min(self.settings.stall_limit + now - session.began);
         self.must(still <= self.settings.stall_limit + TICK, || format!("13: holds the slot, still for {still} ms"));
     }
 
