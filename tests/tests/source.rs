@@ -215,6 +215,8 @@ async fn r_eng_8_a_stopped_engine_shows_what_its_slot_keeps_and_when_that_is_los
     let scene = Scene::start(frugal()).await?;
     let answer = scene.split.verb("stop", json!({})).await?;
     assert_eq!(answer.status, 200, "{}", answer.body);
+    // What is left of the segment counts.
+    scene.sql.batch_execute("select pg_switch_wal()").await?;
     scene.ballast(200).await?;
     let grown = || async {
         let engine = scene.split.engine().await.unwrap_or_default();
