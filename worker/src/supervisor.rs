@@ -76,7 +76,14 @@ impl Supervisor {
         let heart = self.beat();
         let mut listener = None;
         while self.process.borrow_and_update().is_none() {
-            match View::read(&self.deps.store).await {
+            // The platform database may hang, and the process ends all the same.
+            let mut process = self.process.clone();
+            let read = tokio::select! {
+                biased;
+                _ = process.wait_for(Option::is_some) => break,
+                read = View::read(&self.deps.store) => read,
+            };
+            match read {
                 Ok(view) => {
                     self.deps.rounds.beat(Instant::now());
                     self.follow(view);
@@ -84,13 +91,15 @@ impl Supervisor {
                 }
                 Err(error) => tracing::warn!(%error, "can't read the engines, going on with what was ordered"),
             }
-            if listener.is_none() {
-                listener = self.deps.store.listen().await.ok();
-            }
-            let mut process = self.process.clone();
+            let signal = async {
+                if listener.is_none() {
+                    listener = self.deps.store.listen().await.ok();
+                }
+                signalled(&mut listener).await;
+            };
             tokio::select! {
                 _ = process.wait_for(Option::is_some) => {}
-                () = signalled(&mut listener) => {}
+                () = signal => {}
             }
         }
         let reports = self.end().await;

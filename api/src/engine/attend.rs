@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use aura_domain::{EngineLive, EngineReport, EngineState, Epoch, Lag, OnDeadline, Outcome, SourceId, Timed};
+use aura_domain::{
+    EngineLive, EngineReport, EngineState, Epoch, Lag, OnDeadline, Outcome, SourceId, Timed, climb_again,
+};
 use aura_pgsource::{
     ladder::{Climb, Freed, Target, zombie_reason},
     slot::{SlotHolder, SlotStatus},
@@ -182,7 +184,7 @@ fn add(report: &mut EngineReport, climb: &Climb) {
     if climb.ended.is_some() {
         report.outcome = Outcome::Forced;
     }
-    report.rungs.extend(climb.rungs.iter().cloned());
+    climb_again(&mut report.rungs, climb.rungs.clone());
     report.slot_released = matches!(climb.freed, Freed::Free);
     report.lsn.verified = climb.confirmed().or(report.lsn.verified);
 }

@@ -6,7 +6,7 @@ use aura_store::{Engine, Operation, Source, WorkerRow};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::attend::is_unreachable;
+use super::{attend::is_unreachable, task::is_led};
 
 /// What an engine says of itself counts for so long.
 const LIVE_FOR_MS: i64 = 10_000;
@@ -130,7 +130,7 @@ pub(crate) fn view(
     workers: &[WorkerRow],
 ) -> EngineView {
     let live = fresh(&engine);
-    let conditions = conditions(&engine, live.as_ref());
+    let conditions = conditions(&engine, live.as_ref(), is_led(&engine, workers));
     let seen = live.clone().or_else(|| looked_at(&engine));
     let lag = lag(&engine, seen.as_ref());
     let Engine { desired, state, reason, since, epoch, generation, applied_revision, last_report, .. } = engine;
@@ -173,12 +173,16 @@ fn looked_at(engine: &Engine) -> Option<EngineLive> {
 }
 
 /// The run's own, and what the api found where there is no run.
-fn conditions(engine: &Engine, live: Option<&EngineLive>) -> Vec<ConditionNote> {
+fn conditions(engine: &Engine, live: Option<&EngineLive>, led: bool) -> Vec<ConditionNote> {
     let mut conditions = live.map(|live| live.conditions.clone()).unwrap_or_default();
     let unreachable = Condition::SourceUnreachable;
     let found = is_unreachable(engine);
     if found && conditions.iter().all(|note| note.condition != unreachable) {
         conditions.push(ConditionNote { condition: unreachable, since: engine.since.clone(), detail: None });
+    }
+    if engine.desired == Desired::Running && !led {
+        let detail = engine.holder.as_ref().map(|holder| format!("{holder} is not heard any more"));
+        conditions.push(ConditionNote { condition: Condition::NoWorker, since: engine.since.clone(), detail });
     }
     conditions
 }
@@ -272,7 +276,25 @@ mod tests {
     }
 
     fn show(engine: Engine) -> EngineView {
-        view(&source(), engine, None, &[])
+        let worker = WorkerRow {
+            id: WorkerId("w".to_owned()),
+            host: "h".to_owned(),
+            version: "1".to_owned(),
+            max_engines: 8,
+            engines: 1,
+            draining: false,
+            started_at: "2026-01-01T00:00:00Z".to_owned(),
+            silent_ms: 1,
+        };
+        view(&source(), engine, None, &[worker])
+    }
+
+    #[test]
+    fn r_eng_1_an_engine_that_no_worker_runs_says_so_whatever_its_state() {
+        let words = |view: EngineView| view.conditions.iter().map(|note| note.condition).collect::<Vec<_>>();
+        assert_eq!(words(view(&source(), running(60_000), None, &[])), [Condition::NoWorker]);
+        assert_eq!(words(show(Engine { holder: None, ..running(1) })), [Condition::NoWorker]);
+        assert_eq!(words(show(Engine { holder: None, desired: Desired::Stopped, ..running(1) })), []);
     }
 
     #[test]
@@ -282,9 +304,12 @@ mod tests {
         assert_eq!(fresh.lag.and_then(|lag| lag.bytes), Some(7));
         let stale = show(running(11_000));
         assert_eq!((stale.conditions.len(), stale.filter.tables, stale.lag), (0, None, None));
-        assert!(stale.flow.is_none() && stale.lease.is_some_and(|lease| !lease.alive), "nobody has heard of it");
+        assert!(stale.flow.is_none() && stale.lease.is_some_and(|lease| lease.alive), "its engine says nothing");
         let fenced = show(Engine { holder: None, ..running(1) });
-        assert!(fenced.conditions.is_empty() && fenced.lease.is_none(), "the run that said it is over");
+        assert!(
+            fenced.conditions.iter().all(|note| note.condition == Condition::NoWorker) && fenced.lease.is_none(),
+            "the run that said it is over"
+        );
         assert_eq!(fenced.lag.and_then(|lag| lag.bytes), Some(7), "and its slot is still there");
         let unseen = show(Engine { holder: None, ..running(31_000) });
         assert!(unseen.lag.is_none() && unseen.slot.wal_status.is_none());
@@ -307,7 +332,8 @@ mod tests {
     #[test]
     fn r_eng_3_an_unreachable_source_is_a_condition_when_nobody_runs_the_engine() {
         let reason = Some("source_unreachable".to_owned());
-        let closing = Engine { state: EngineState::ForceClosing, reason, holder: None, ..running(1) };
+        let state = EngineState::ForceClosing;
+        let closing = Engine { state, desired: Desired::Stopped, reason, holder: None, ..running(1) };
         let conditions: Vec<_> = show(closing).conditions.iter().map(|note| note.condition).collect();
         assert_eq!(conditions, [Condition::SourceUnreachable]);
     }

@@ -83,6 +83,8 @@ words! {
         WaitingForTransactions = "waiting_for_transactions",
         /// The source database can't be reached.
         SourceUnreachable = "source_unreachable",
+        /// It is to run, and no worker that lives runs it: the state is the last one's word.
+        NoWorker = "no_worker",
     }
 }
 

@@ -28,7 +28,7 @@ pub use openapi::word_schema;
 pub use position::{ParsePositionError, Position};
 pub use report::{
     ConditionNote, Culprit, DrainReport, EngineLive, EngineReport, ExitReport, ExitState, FlowLive, Lag, LsnReport,
-    Outcome, Rung, ShardReport, SlotLive, Timed, Trigger,
+    Outcome, Rung, ShardReport, SlotLive, Timed, Trigger, climb_again,
 };
 #[cfg(feature = "openapi")]
 #[doc(hidden)]

@@ -57,6 +57,12 @@ impl Timed {
     }
 }
 
+/// What a ladder that is climbed again and again shows: of each rung the last time.
+pub fn climb_again(rungs: &mut Vec<Timed>, last: Vec<Timed>) {
+    rungs.retain(|rung| last.iter().all(|again| again.name != rung.name));
+    rungs.extend(last);
+}
+
 /// How one run of an engine under one lease ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

@@ -3,7 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use aura_domain::{EngineReport, EngineState, Epoch, LsnReport, OnDeadline, OperationKind, Outcome, Rung, Timed};
+use aura_domain::{
+    EngineReport, EngineState, Epoch, LsnReport, OnDeadline, OperationKind, Outcome, Rung, Timed, climb_again,
+};
 use aura_pgsource::{
     SourceUrl,
     ladder::{self, Climb, Freed, Target},
@@ -37,6 +39,8 @@ const LOOK_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from
 const WRITTEN: Duration = Duration::from_secs(1);
 /// Giving the lease back, and between two tries to write the last state.
 const GIVE_BACK: Duration = Duration::from_secs(1);
+/// At the end of the process the last words are tried for so long.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// What writes to the engine's row besides: ended before the last word.
 pub(super) type Writers = (AbortOnDropHandle<()>, Option<AbortOnDropHandle<()>>);
@@ -175,7 +179,7 @@ impl<'a> Finish<'a> {
             let climb = self.climb(abandon, first).await;
             first = false;
             *confirmed = climb.confirmed().or(*confirmed);
-            self.rungs.extend(climb.rungs);
+            climb_again(&mut self.rungs, climb.rungs);
             let Some(observed) = not_free(&self.run.actor.source.slot_name, &climb.freed) else { return Slot::Free };
             tracing::error!(source = %self.run.actor.source.id, state = %observed.state, reason = observed.reason(),
                 "the slot could not be freed, looking again");
@@ -296,9 +300,18 @@ impl<'a> Finish<'a> {
         self.run.states.enter(then.clone());
         say(&report);
         let reason = then.reason();
+        let began = Instant::now();
         loop {
             let ending = Ending { state: then.state, reason: reason.as_deref(), report: Some(&report) };
-            match deps.store.leave_engine(self.run.actor.source.id, self.run.epoch, ending).await {
+            let process = self.run.actor.process.clone();
+            let leaving = deps.store.leave_engine(self.run.actor.source.id, self.run.epoch, ending);
+            let exiting = process.borrow().is_some();
+            let left = if exiting {
+                timeout(GIVE_BACK, leaving).await.unwrap_or(Err(StoreError::Timeout(GIVE_BACK)))
+            } else {
+                leaving.await
+            };
+            match left {
                 Ok(()) => break,
                 Err(StoreError::Fenced) => {
                     tracing::info!(source = %report.source, epoch = %report.epoch, "a newer epoch has taken over");
@@ -306,7 +319,8 @@ impl<'a> Finish<'a> {
                 }
                 Err(error) => tracing::error!(source = %report.source, %error, "the end of a run is not written"),
             }
-            let over = self.run.actor.process.borrow().is_some_and(|by| by <= tokio::time::Instant::now());
+            // Whoever waits for the end of the process waits for no database; a dead worker is noticed, too.
+            let over = process.borrow().is_some() && began.elapsed() >= LAST_WORDS;
             if over || self.run.lost.is_cancelled() {
                 break;
             }

@@ -133,10 +133,10 @@ impl Actor {
                 not_before = Instant::now() + pause;
                 pause = (pause * 2).min(PAUSE.1);
             }
-            last = Some(report);
+            // What ended before the process did is told in the engine's row.
+            last = self.process.borrow().is_some().then_some(report);
         }
-        let ended_by_process = self.process.borrow().is_some();
-        last.filter(|report| ended_by_process || matches!(report.outcome, Outcome::LeaseLost | Outcome::SlotLost))
+        last
     }
 
     /// Waits for an order to seek; false = it is over.
