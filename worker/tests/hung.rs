@@ -86,7 +86,7 @@ async fn r_fb_4_an_intake_that_blocks_its_thread_loses_the_slot_without_a_stop()
 }
 
 /// One more project with a live table, for which the stage's tables are from now on.
-async fn another_project(stage: &mut Stage, number: u128, table: &str) -> anyhow::Result<()> {
+pub(crate) async fn another_project(stage: &mut Stage, number: u128, table: &str) -> anyhow::Result<()> {
     let new = NewProject {
         // Which shard is whose goes by the id.
         id: Some(ProjectId(Uuid::from_u128(number))),

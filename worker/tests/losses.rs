@@ -5,13 +5,15 @@ use std::{
     time::Duration,
 };
 
-use aura_domain::SqlName;
+use aura_bus::{NatsBus, NatsOptions, Subject};
+use aura_domain::{EngineState, SqlName};
 use aura_store::{Plugin, RegistrationStatus, TableRef};
-use aura_testkit::eventually;
+use aura_testkit::{Nats, eventually};
 use serde_json::json;
 
 use crate::{
     faults::Faulty,
+    hung::another_project,
     stage::{PATIENCE, Stage},
 };
 
@@ -87,6 +89,41 @@ async fn r_lsn_6_a_table_is_active_again_after_a_new_generation() -> anyhow::Res
     // The row before may come again: its COMMIT need not have been read when the worker stopped.
     while watch.next().await.data["record"] != json!({"id": 3}) {}
     assert_eq!(watch.gaps.len(), 1, "a restart loses nothing: {:?}", watch.gaps);
+    worker.stop().await;
+    Ok(())
+}
+
+/// All projects have lost the same, and of one of them nobody may be told: the others are, each of them, and the engine
+/// says whom it waits for.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_sh_5_a_project_whose_gap_is_refused_delays_no_other_and_ends_the_engine_by_name() -> anyhow::Result<()> {
+    const OTHERS: u128 = 4;
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    stage.settings.stall_limit = Duration::from_secs(3);
+    let denied = stage.project;
+    let user = aura_testkit::NatsOptions::default().user("worker", "secret", &[Subject::gap(denied).as_str()]);
+    let nats = Nats::start_with(user).await?;
+    stage.bus = Arc::new(NatsBus::connect(NatsOptions::new(nats.url_as("worker", "secret"), "test")).await?);
+    stage.sql.batch_execute("create table t (id int primary key)").await?;
+    let worker = stage.run_worker().await;
+    stage.enable("t").await?;
+    let mut watches = Vec::new();
+    for number in 1..=OTHERS {
+        another_project(&mut stage, number, "t").await?;
+        watches.push(stage.changes().await);
+    }
+    let drop_slot = "select pg_terminate_backend(active_pid) from pg_replication_slots where active;
+                     select pg_drop_replication_slot(slot_name) from pg_replication_slots";
+    eventually(PATIENCE, || async { stage.sql.batch_execute(drop_slot).await.is_ok() }).await?;
+    for watch in &mut watches {
+        assert_eq!(watch.next_gap().await["reason"], "slot_recreated");
+    }
+    let engine = stage.reaches(EngineState::Failed).await?;
+    assert_eq!(engine.reason_code(), Some("sink"), "{:?}", engine.reason);
+    let reason = engine.reason.unwrap_or_default();
+    assert!(reason.contains(&denied.to_string()) && reason.contains("Permissions Violation"), "{reason}");
+    let stored = stage.store.position(stage.source.id).await?.map(|(generation, _)| generation.0);
+    assert_eq!(stored, Some(1), "a generation of which not everybody knows is not entered");
     worker.stop().await;
     Ok(())
 }

@@ -7,6 +7,7 @@ use aura_flow::Stall;
 use aura_pgsource::{SourceError, SqlState};
 use aura_store::StoreError;
 
+use super::gaps::Refusal;
 use crate::states::Observed;
 
 /// Why a session ended.
@@ -38,6 +39,9 @@ pub(crate) enum EngineError {
     /// Rows are out and nothing moves (R-SH-5).
     #[error("{}", stalled(*.0))]
     Stalled(Stall),
+    /// Nobody can be told of a project's loss, though the bus is there: what holds the position back (R-SH-5).
+    #[error("the bus has refused for too long to announce a loss of project {}: {}", .0.project, .0.reason)]
+    GapRefused(Refusal),
     /// Something that the engine can't or mustn't run with (R-ENG-9).
     #[error("{}; {}", .0.evidence, .0.fix)]
     Preflight(Finding),
@@ -77,7 +81,9 @@ impl EngineError {
             Self::SlotInUse { pid, name } => Some(format!("pid {pid} ({name})")),
             Self::SlotOfOtherDatabase(database) => Some(format!("it reads {database}")),
             Self::Source(error) => Some(error.to_string()),
-            Self::SlotLost { .. } | Self::Stalled(_) | Self::Preflight(_) | Self::HalfOpen => Some(self.to_string()),
+            Self::SlotLost { .. } | Self::Stalled(_) | Self::GapRefused(_) | Self::Preflight(_) | Self::HalfOpen => {
+                Some(self.to_string())
+            }
             Self::Store(_) | Self::PluginMissing | Self::SlotHalfMade | Self::SourceEnds => None,
         };
         Observed { state, code: Some(reason), detail }
@@ -99,7 +105,7 @@ impl EngineError {
             Self::SlotHalfMade => backoff("slot_half_made"),
             Self::SourceEnds => leaving,
             Self::HalfOpen => backoff("source_unreachable"),
-            Self::Stalled(Stall::Sink) => failed("sink"),
+            Self::Stalled(Stall::Sink) | Self::GapRefused(_) => failed("sink"),
             Self::Stalled(Stall::Outage) => failed("outage"),
             Self::Store(StoreError::Fenced) => failed("fenced"),
             Self::Store(_) => backoff("platform_database_unreachable"),
@@ -125,6 +131,8 @@ fn stalled(stall: Stall) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use aura_domain::ProjectId;
+
     use super::*;
 
     #[test]
@@ -137,6 +145,10 @@ mod tests {
             (EngineError::SlotLost { what: "lost", why: "of a test" }, "slot_lost"),
             (EngineError::Stalled(Stall::Sink), "sink"),
             (EngineError::Stalled(Stall::Outage), "outage"),
+            (
+                EngineError::GapRefused(Refusal { project: ProjectId(uuid::Uuid::nil()), reason: "no".to_owned() }),
+                "sink",
+            ),
         ];
         for (error, reason) in failed {
             let policy = error.policy();

@@ -3,24 +3,23 @@
 //! comes after a crash meets them again.
 
 use std::{
-    collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use aura_bus::{Headers, Message, Subject};
+use aura_bus::{BusError, Headers, Message, Subject};
 use aura_domain::{Position, ProjectId};
 use aura_flow::Admission;
 use aura_store::{NewGap, Store, StoreError};
 use aura_wire::{GapEnvelope, GapReason};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::vitals::Vitals;
+use super::{
+    queues::{Queues, Turn},
+    vitals::Vitals,
+};
 use crate::subs::control::Control;
-
-/// First and longest pause between two tries to publish.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// A loss.
 #[derive(Debug)]
@@ -35,50 +34,101 @@ pub(super) struct Loss {
     pub(super) claims: Vec<Admission>,
     /// Nothing of the new generation is remembered before it is announced.
     pub(super) opens_generation: bool,
+    /// Who waits for the announcement; nobody else knows of the loss, so it is dropped with him.
+    pub(super) told: Option<oneshot::Sender<()>>,
+}
+
+/// The bus has refused a project's announcement for too long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) project: ProjectId,
+    /// The bus's words.
+    pub(super) reason: String,
 }
 
 /// Losses that are still to be announced.
 #[derive(Debug, Default)]
 pub(super) struct Gaps {
-    pending: Mutex<VecDeque<Loss>>,
+    pending: Mutex<Queues>,
     changed: Notify,
+    /// See [`Self::stalled`].
+    refused: watch::Sender<Option<Refusal>>,
 }
 
 impl Gaps {
     /// Never waits. One more of the same kind joins the one that waits.
     pub(super) fn add(&self, loss: Loss) {
-        let mut pending = self.lock();
-        // The first one may be on its way to the bus.
-        let same = |known: &&mut Loss| known.covers(&loss);
-        match pending.iter_mut().skip(1).find(same) {
-            Some(known) => known.join(loss),
-            None => pending.push_back(loss),
-        }
+        self.lock().add(loss);
         self.changed.notify_waiters();
+    }
+
+    /// Returns when the bus has taken the announcement.
+    pub(super) async fn announce(&self, loss: Loss) {
+        let (told, heard) = oneshot::channel();
+        self.add(Loss { told: Some(told), ..loss });
+        if heard.await.is_err() {
+            // Abandoned, and so is whoever asks.
+            std::future::pending::<()>().await;
+        }
     }
 
     /// Whether the present generation's gap is announced.
     pub(super) fn generation_is_open(&self) -> bool {
-        !self.lock().iter().any(|loss| loss.opens_generation)
+        self.lock().generation_is_open()
     }
 
-    fn front(&self, control: &Control) -> Option<Message> {
-        self.lock().front().map(|loss| loss.message(control))
+    /// What the bus refuses now, for however long.
+    pub(super) fn refusal(&self) -> Option<Refusal> {
+        self.lock().refusal()
     }
 
-    fn done(&self, vitals: &Vitals) -> Option<Loss> {
-        let mut loss = self.lock().pop_front()?;
+    /// Waits until the bus has refused an announcement for longer than the limit: a stall like any other (R-SH-5).
+    pub(super) async fn stalled(&self) -> Refusal {
+        let mut refused = self.refused.subscribe();
+        let found = refused.wait_for(Option::is_some).await.map(|found| found.clone());
+        match found {
+            Ok(Some(refusal)) => refusal,
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// The rows that are out are dropped and read again, and their losses found again. What nobody reads again is still
+    /// announced.
+    pub(super) fn abandon(&self, vitals: &Vitals) {
+        let claims = self.lock().abandon();
+        claims.iter().for_each(|claim| vitals.forgotten(claim.shard(), 1));
+        self.refused.send_replace(None);
+        self.changed.notify_waiters();
+    }
+
+    fn taken(&self, project: ProjectId, vitals: &Vitals) -> Option<Loss> {
+        let mut loss = self.lock().taken(project)?;
         for claim in loss.claims.drain(..) {
             // Whoever sees it done with also sees the position pass it.
             let shard = claim.shard();
             claim.ack();
             vitals.skipped(shard, 1);
         }
+        loss.told.take().map(|told| told.send(()));
+        self.refused.send_if_modified(|refused| refused.take_if(|refusal| refusal.project == project).is_some());
         self.changed.notify_waiters();
         Some(loss)
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Loss>> {
+    fn failed(&self, project: ProjectId, error: BusError, limit: Duration) {
+        let now = Instant::now();
+        match error {
+            BusError::Refused(reason) => {
+                if self.lock().refused(project, reason.clone(), now) >= limit {
+                    self.refused.send_replace(Some(Refusal { project, reason }));
+                }
+            }
+            BusError::Disconnected | BusError::Unreachable(_) => self.lock().failed(project, true, now),
+            BusError::Timeout(_) | BusError::NoResponders => self.lock().failed(project, false, now),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queues> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -97,20 +147,24 @@ impl Gaps {
 impl Loss {
     /// A loss of unknown extent.
     pub(super) fn up_to_now(project: ProjectId, reason: GapReason, table: Option<[String; 2]>) -> Self {
-        Self { project, reason, table, range: None, claims: Vec::new(), opens_generation: false }
+        Self { project, reason, table, range: None, claims: Vec::new(), opens_generation: false, told: None }
     }
 
-    fn covers(&self, other: &Self) -> bool {
-        let unknown = self.range.is_none() && other.range.is_none();
-        unknown && (self.project, self.reason, &self.table) == (other.project, other.reason, &other.table)
+    pub(super) fn covers(&self, other: &Self) -> bool {
+        let shared = self.told.is_none() && other.told.is_none();
+        shared && (self.reason, self.range, &self.table) == (other.reason, other.range, &other.table)
     }
 
-    fn join(&mut self, other: Self) {
+    pub(super) fn is_wanted(&self) -> bool {
+        self.told.as_ref().is_none_or(|told| !told.is_closed())
+    }
+
+    pub(super) fn join(&mut self, other: Self) {
         self.claims.extend(other.claims);
         self.opens_generation |= other.opens_generation;
     }
 
-    pub(super) fn message(&self, control: &Control) -> Message {
+    fn message(&self, control: &Control) -> Message {
         let (source, epoch, project) = (control.source, control.epoch, self.project);
         let gap = GapEnvelope {
             v: 1,
@@ -140,6 +194,8 @@ pub(super) struct Announcer {
     pub(super) vitals: Arc<Vitals>,
     pub(super) acked: Arc<Notify>,
     pub(super) store: Store,
+    /// R-SH-5.
+    pub(super) stall_limit: Duration,
     pub(super) stop: CancellationToken,
 }
 
@@ -150,44 +206,54 @@ impl Announcer {
         stop.run_until_cancelled(self.announce()).await;
     }
 
+    /// Tries each announcement until the bus has it, however long that takes: what nobody was told of is never
+    /// acknowledged (G8). A bus that refuses even that is a stall like any other.
     async fn announce(&self) {
+        let mut failed = false;
         loop {
-            let added = self.gaps.changed.notified();
-            let Some(message) = self.gaps.front(&self.control) else {
-                added.await;
-                continue;
-            };
-            publish(&self.control, message).await;
-            if let Some(loss) = self.gaps.done(&self.vitals) {
-                self.acked.notify_one();
-                record(&self.control, &self.store, &loss).await;
+            let changed = self.gaps.changed.notified();
+            match self.turn() {
+                Ok((project, message)) => failed = self.publish(project, message, failed).await,
+                Err(until) => tokio::select! {
+                    () = changed => {}
+                    () = tokio::time::sleep_until(until.unwrap_or_else(Instant::now).into()), if until.is_some() => {}
+                },
             }
         }
     }
-}
 
-/// Publishes the announcement until the bus has it, however long that takes: what nobody was told of is never acknowledged
-/// (G8). A bus that refuses even that is a stall like any other.
-pub(super) async fn publish(control: &Control, message: Message) {
-    let (mut pause, longest) = PAUSE;
-    let mut failed = false;
-    let batch = [message];
-    loop {
-        control.await_fronts(failed).await;
-        match control.bus.publish_batch(&batch).await {
-            Ok(()) => return,
-            Err(error) => {
-                tracing::warn!(source = %control.source, %error, "gap not announced, trying again");
-                failed = true;
-            }
+    /// What to try now, or until when to wait.
+    fn turn(&self) -> Result<(ProjectId, Message), Option<Instant>> {
+        let mut queues = self.gaps.lock();
+        match queues.turn(Instant::now()) {
+            Turn::Project(project) => match queues.front(project) {
+                Some(loss) => Ok((project, loss.message(&self.control))),
+                None => Err(None),
+            },
+            Turn::Wait(until) => Err(until),
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(longest);
+    }
+
+    /// One try; answers whether the connection may be a new one before this is known.
+    async fn publish(&self, project: ProjectId, message: Message, failed: bool) -> bool {
+        self.control.await_fronts(failed).await;
+        if let Err(error) = self.control.bus.publish_batch(&[message]).await {
+            tracing::warn!(source = %self.control.source, %project, %error, "gap not announced, trying again");
+            // Whoever waits for the fronts holds up everybody's batches: not for a refusal.
+            let may_be_new = !matches!(error, BusError::Refused(_));
+            self.gaps.failed(project, error, self.stall_limit);
+            return may_be_new;
+        }
+        if let Some(loss) = self.gaps.taken(project, &self.vitals) {
+            self.acked.notify_one();
+            record(&self.control, &self.store, &loss).await;
+        }
+        false
     }
 }
 
 /// For operators; the clients know already. A generation's is recorded when it is entered.
-pub(super) async fn record(control: &Control, store: &Store, loss: &Loss) {
+async fn record(control: &Control, store: &Store, loss: &Loss) {
     if loss.opens_generation {
         return;
     }

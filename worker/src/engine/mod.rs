@@ -13,6 +13,7 @@ mod measure;
 pub(crate) mod outage;
 mod position;
 mod preflight;
+mod queues;
 mod read;
 pub(crate) mod registry;
 mod report;
@@ -327,6 +328,7 @@ impl Engine {
             vitals: Arc::clone(&self.vitals),
             acked: Arc::clone(&acked),
             store: self.deps.store.clone(),
+            stall_limit: settings.stall_limit,
             stop: self.halt_shards.clone(),
         };
         self.tasks.spawn("gaps", announcer.run());
@@ -350,6 +352,7 @@ impl Engine {
             disabling: Arc::clone(&self.disabling),
             max_event_bytes: self.deps.settings.max_event_bytes.min(limit),
             outages: Arc::clone(&self.outages),
+            gaps: Arc::clone(&self.gaps),
             issued: Mutex::default(),
         }
     }

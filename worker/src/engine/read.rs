@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use aura_domain::{EngineState, Generation};
-use aura_flow::{Change, StatusUpdate, Step, Turn};
+use aura_flow::{Change, Stall, StatusUpdate, Step, Turn};
 use aura_pgsource::{SourceError, SqlConnection, SqlState, Status, StreamMessage};
 use aura_store::StoreError;
 
@@ -42,6 +42,7 @@ impl Session<'_> {
                 () = intake.acked.notified() => intake.reader.acked(Instant::now()),
                 // R-FB-8: a server that shuts down waits for us to have confirmed everything, so go at once.
                 () = server_leaves(&stream.sql) => return Err(EngineError::SourceEnds),
+                refusal = self.engine.gaps.stalled() => return Err(EngineError::GapRefused(refusal)),
                 Ok(_) = cut.wait_for(|cut| *cut == Some(began)) => return Err(EngineError::HalfOpen),
                 changed = self.loaded.changed() => {
                     if changed.is_err() {
@@ -84,7 +85,7 @@ impl Session<'_> {
                 Step::Admit(admission) => intake.unpark(admission),
                 Step::Holes => tracing::warn!(source = %self.engine.source.id, holes = stream.holes,
                     tables = ?stream.hole_names, "registered tables that the running filter doesn't cover"),
-                Step::Fail(stall) => return Err(EngineError::Stalled(stall)),
+                Step::Fail(stall) => return Err(self.stalled(stall)),
                 Step::Wait { read, until } => {
                     if now >= stream.shown + measure::PERIOD {
                         self.show(stream, intake);
@@ -94,6 +95,12 @@ impl Session<'_> {
                 }
             }
         }
+    }
+
+    /// With the culprit's name, if it is known.
+    fn stalled(&self, stall: Stall) -> EngineError {
+        let refusal = self.engine.gaps.refusal().filter(|_| stall == Stall::Sink);
+        refusal.map_or(EngineError::Stalled(stall), EngineError::GapRefused)
     }
 
     /// What is registered has changed, or a table may leave.

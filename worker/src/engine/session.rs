@@ -111,9 +111,10 @@ impl<'e> Session<'e> {
                 // Nothing of this epoch counts any more: the lease decides who goes on.
                 return End::fenced();
             }
-            if matches!(error, EngineError::Stalled(_)) {
+            if matches!(error, EngineError::Stalled(_) | EngineError::GapRefused(_)) {
                 // Whatever hangs there is dropped, and its rows are read again.
                 intake.abandon();
+                self.engine.gaps.abandon(&self.engine.vitals);
             }
             self.engine.observe(error.observed());
             let wait = pause.filter(|_| began.elapsed() < HEALTHY).unwrap_or(policy.pause);
