@@ -22,6 +22,9 @@ use crate::states::Observed;
 
 /// R-ENG-7, R-FB-6.
 const PERIOD: Duration = Duration::from_secs(10);
+/// While reading is paused: what the server says of the stream then lies behind rows that nobody reads, and the log that it
+/// may not keep grows. A slot that it throws away must be made again within 10 s (R-ENG-8).
+const PERIOD_PAUSED: Duration = Duration::from_secs(2);
 /// Below this share of `max_slot_wal_keep_size` the slot is at risk (R-FB-6).
 const AT_RISK: f64 = 0.25;
 
@@ -55,12 +58,23 @@ impl Lookout {
                     self.sql = None;
                 }
                 tokio::select! {
-                    () = tokio::time::sleep(PERIOD) => {}
+                    () = self.due() => {}
                     () = self.engine.look.notified() => {}
                 }
             }
         };
         halt.run_until_cancelled(looking).await;
+    }
+
+    /// Waits until it is time for another look; a pause may begin meanwhile.
+    async fn due(&self) {
+        let last = Instant::now();
+        loop {
+            tokio::time::sleep(PERIOD_PAUSED).await;
+            if last.elapsed() >= PERIOD || self.engine.is_paused() {
+                return;
+            }
+        }
     }
 
     async fn look(&mut self) -> Result<(), SourceError> {
@@ -168,7 +182,11 @@ impl Lookout {
 impl Engine {
     /// Says itself why nothing moves.
     fn is_excused(&self) -> bool {
-        let paused = self.deps.board.one(self.source.id).is_some_and(|status| status.live.flow.paused_since.is_some());
-        paused || self.outages.now().any()
+        self.is_paused() || self.outages.now().any()
+    }
+
+    /// As it said at most a second ago.
+    fn is_paused(&self) -> bool {
+        self.deps.board.one(self.source.id).is_some_and(|status| status.live.flow.paused_since.is_some())
     }
 }
