@@ -111,6 +111,29 @@ async fn scene_a_a_stop_with_frozen_sql_connections_ends_in_time() -> Result<()>
     start_again(&mut scene).await
 }
 
+/// Nobody waits for rows, and how many are left is said all the same: by its own worker, which ends it by force.
+#[tokio::test]
+async fn r_eng_3_a_stop_without_a_drain_says_how_many_rows_it_leaves() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default().source_proxy()).await?;
+    scene.insert(1).await?;
+    scene.all_arrive().await?;
+    let outside = |said: &str| said.contains("\0aura-ladder\0") || said.contains("\0aura-look\0");
+    scene.source_proxy()?.set_where(Flow::Frozen, move |said| !said.contains("replication\0") && !outside(said));
+    scene.insert_sent(50).await?;
+    scene.split.platform_key().await?;
+    let asked = Instant::now();
+    let answer = scene.split.verb("stop", json!({"deadline_ms": 0})).await?;
+    let (took, report) = (asked.elapsed(), answer.body);
+    assert_eq!((answer.status, &report["outcome"]), (200, &json!("forced")), "{report}\n{}", scene.split.logs());
+    assert!(took < Duration::from_secs(5), "{took:?}: {report}");
+    assert_eq!(report["reason"], Value::Null, "{report}\n{}", scene.split.logs());
+    assert!(report["drain"]["abandoned"].as_u64().is_some_and(|rows| rows > 0), "{report}");
+    assert!(report["rungs"].as_array().is_some_and(|rungs| !rungs.is_empty()), "{report}");
+    scene.slot.wait_free(Duration::from_millis(200)).await?;
+    scene.source_proxy()?.set(Flow::Open);
+    start_again(&mut scene).await
+}
+
 /// Peers §4 (a): a stop that could drain says so, with a position that SQL has verified.
 #[tokio::test]
 async fn peers_4_a_a_stop_that_drains_says_so_and_repeats_nothing() -> Result<()> {

@@ -1,7 +1,5 @@
 //! Ends one engine from outside. `stopped` is written only after the slot was seen inactive.
 
-use std::time::Duration;
-
 use aura_domain::{
     EngineLive, EngineReport, EngineState, Epoch, Lag, OnDeadline, Outcome, SourceId, Timed, climb_again,
 };
@@ -18,8 +16,6 @@ use crate::{
     state::AppState,
 };
 
-/// The rungs together: what a stop has after its deadline, less the worker's grace and an answer's time.
-const LADDER: Duration = Duration::from_millis(3_800);
 /// An engine's `reason` when its slot can't be looked at; also the condition's word.
 const UNREACHABLE: &str = "source_unreachable";
 /// Begins an engine's `reason` when somebody else holds its slot.
@@ -56,9 +52,9 @@ pub(super) async fn attend(state: &AppState, source: SourceId, urgent: bool) -> 
         Some(Task::TakeOver(policy)) => take_over(state, &source, &engine, policy).await,
         Some(Task::Again(policy)) => {
             let report = report::of_run(&engine, policy);
-            end(state, &source, (engine.epoch, engine.state), report, policy).await
+            end(state, &source, &engine, (engine.epoch, engine.state), report, policy).await
         }
-        Some(Task::Assist) => Ok(seen(free(&source, engine.epoch).await.freed)),
+        Some(Task::Assist) => Ok(seen(free(&source, &engine, engine.epoch).await.freed)),
         Some(Task::Watch) => watch(state, &source, engine).await,
         None => Ok(Seen::Nothing),
     }
@@ -73,19 +69,20 @@ async fn take_over(state: &AppState, source: &Source, engine: &Engine, policy: O
     let Some(epoch) = state.store().take_end(engine, ending, Some(&report)).await? else { return Ok(Seen::Nothing) };
     tracing::warn!(source = %source.id, %epoch, was = %engine.state, holder = ?engine.holder, policy = %policy,
         "ending the engine from outside");
-    end(state, source, (epoch, ending), report, policy).await
+    end(state, source, engine, (epoch, ending), report, policy).await
 }
 
 /// Frees the slot, or only looks if nobody is to be ended, and writes what came of it.
 async fn end(
     state: &AppState,
     source: &Source,
+    engine: &Engine,
     (epoch, ending): (Epoch, EngineState),
     mut report: EngineReport,
     policy: OnDeadline,
 ) -> Result<Seen> {
     let climb = match policy {
-        OnDeadline::Force => free(source, epoch).await,
+        OnDeadline::Force => free(source, engine, epoch).await,
         OnDeadline::Abandon => observed(source).await,
     };
     add(&mut report, &climb);
@@ -113,7 +110,7 @@ async fn watch(state: &AppState, source: &Source, engine: Engine) -> Result<Seen
             None => return Ok(Seen::Nothing),
         }
     }
-    let climb = free(source, epoch).await;
+    let climb = free(source, &engine, epoch).await;
     if let Some(ended) = &climb.ended {
         metrics::counter!("engine_orphans_ended_total").increment(1);
         tracing::warn!(source = %source.id, pid = ended.pid, name = ended.application_name, rungs = ?names(&climb.rungs),
@@ -150,8 +147,8 @@ fn live(status: &SlotStatus) -> EngineLive {
     EngineLive { slot: status.live(), lag, ..EngineLive::default() }
 }
 
-async fn free(source: &Source, up_to: Epoch) -> Climb {
-    slot::free(source, Target { slot: &source.slot_name, source: source.id, up_to }, LADDER).await
+async fn free(source: &Source, engine: &Engine, up_to: Epoch) -> Climb {
+    slot::free(source, Target { slot: &source.slot_name, source: source.id, up_to }, task::ladder(engine)).await
 }
 
 /// As [`free`] says it, without ending anybody.

@@ -141,7 +141,7 @@ async fn round(state: &AppState) -> Result<Duration> {
             Some(Task::Watch) => watch(state, &engine),
             Some(_) => begin(state, &engine),
             None => {
-                let due = engine.operation.as_ref().map(|operation| task::due_in(operation, led));
+                let due = engine.operation.as_ref().map(|operation| task::due_in(&engine, operation, led));
                 pause = pause.min(due.filter(|due| !due.is_zero()).unwrap_or(PERIOD));
             }
         }

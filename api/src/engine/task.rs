@@ -2,11 +2,22 @@
 
 use std::time::Duration;
 
-use aura_domain::{Desired, EngineState, OnDeadline};
+use aura_domain::{Desired, EngineState, OnDeadline, OperationKind};
 use aura_store::{Engine, Operation, WorkerRow};
 
-/// A worker that lives has so long after the deadline to report what it did itself.
-pub(super) const GRACE_MS: i64 = 500;
+/// A worker that lives has so long after the deadline of a force-close to cut its engine and to say so.
+const GRACE_MS: i64 = 500;
+/// And of a stop: with a deadline of 0 it still takes half a second for a polite end first.
+const STOP_GRACE_MS: i64 = 1_000;
+/// And so long once it has said that it ends the engine by force: its rungs may take 2 s, and it alone knows what became of
+/// the rows. Longer would leave too little for ours, should it have died over it.
+const FORCING_GRACE_MS: i64 = 2_500;
+/// A stop's answer comes within its deadline + 5 s: what we do for it is over by then.
+const ANSWER_MS: i64 = 4_300;
+/// Our rungs take so long at most.
+const LADDER_MS: i64 = 3_800;
+/// With less they are not worth a try: nobody waits for them any more.
+const LADDER_AT_LEAST_MS: i64 = 1_000;
 /// Whoever has taken an end over has written what came of it by then, or is gone.
 const TAKEN_FOR_MS: i64 = 7_000;
 
@@ -38,7 +49,7 @@ pub(super) fn task(engine: &Engine, led: bool, urgent: bool) -> Option<Task> {
         let unwanted = engine.state == EngineState::Zombie || engine.desired == Desired::Stopped;
         return (!led && unwanted).then_some(Task::Watch);
     };
-    if due_in(operation, led) > Duration::ZERO {
+    if due_in(engine, operation, led) > Duration::ZERO {
         return None;
     }
     let policy = operation.on_deadline;
@@ -53,13 +64,26 @@ pub(super) fn task(engine: &Engine, led: bool, urgent: bool) -> Option<Task> {
     (urgent || !under_way).then_some(Task::Again(policy))
 }
 
-/// Until the api steps in: at once where nobody runs the engine. A worker that lives acts on a force-close at once, too, and
-/// has a moment to do so: it alone knows what became of its rows, and who is fenced can't say so any more.
-pub(super) fn due_in(operation: &Operation, led: bool) -> Duration {
+/// Until the api steps in: at once where nobody runs the engine. A worker that lives acts by itself, and has a moment to do
+/// so: it alone knows what became of its rows, and who is fenced can't say so any more.
+pub(super) fn due_in(engine: &Engine, operation: &Operation, led: bool) -> Duration {
     if !led {
         return Duration::ZERO;
     }
-    Duration::from_millis(u64::try_from(operation.remaining_ms + GRACE_MS).unwrap_or(0))
+    let forcing = engine.state == EngineState::ForceClosing && engine.reason.is_none() && is_ended(engine, operation);
+    let grace = match operation.kind {
+        _ if forcing => FORCING_GRACE_MS,
+        OperationKind::Stop => STOP_GRACE_MS,
+        OperationKind::ForceClose => GRACE_MS,
+    };
+    Duration::from_millis(u64::try_from(operation.remaining_ms + grace).unwrap_or(0))
+}
+
+/// What the rungs may take, so that whoever waits for the operation is still told what came of them.
+pub(super) fn ladder(engine: &Engine) -> Duration {
+    let left = engine.operation.as_ref().map(|operation| operation.remaining_ms + ANSWER_MS);
+    let limit = left.filter(|left| *left >= LADDER_AT_LEAST_MS).map_or(LADDER_MS, |left| left.min(LADDER_MS));
+    Duration::from_millis(limit.unsigned_abs())
 }
 
 /// The run that the operation is about is over: its worker has left, or was fenced.
@@ -89,7 +113,7 @@ pub(super) fn is_settled(engine: &Engine) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use aura_domain::{Epoch, Generation, OperationKind, SourceId, WorkerId};
+    use aura_domain::{Epoch, Generation, SourceId, WorkerId};
 
     use super::*;
 
@@ -127,14 +151,44 @@ mod tests {
         let stop = |remaining| operation(OperationKind::Stop, remaining, OnDeadline::Abandon);
         let draining = |remaining| engine(EngineState::Draining, AFTER, true, stop(remaining));
         assert_eq!(task(&draining(1), true, false), None);
-        assert_eq!(task(&draining(-GRACE_MS + 1), true, false), None, "it may be about to report");
-        assert_eq!(task(&draining(-GRACE_MS), true, false), Some(Task::TakeOver(OnDeadline::Abandon)));
+        assert_eq!(task(&draining(-STOP_GRACE_MS + 1), true, false), None, "it may be about to report");
+        assert_eq!(task(&draining(-STOP_GRACE_MS), true, false), Some(Task::TakeOver(OnDeadline::Abandon)));
         assert_eq!(task(&draining(60_000), false, false), Some(Task::TakeOver(OnDeadline::Abandon)), "nobody drains");
         let force = |remaining| operation(OperationKind::ForceClose, remaining, OnDeadline::Force);
         let forced = |remaining| engine(EngineState::Running, BEFORE, true, force(remaining));
         assert_eq!(task(&forced(0), true, true), None, "it ends it at once, and has something to report");
         assert_eq!(task(&forced(-GRACE_MS), true, false), Some(Task::TakeOver(OnDeadline::Force)));
         assert_eq!(task(&forced(0), false, false), Some(Task::TakeOver(OnDeadline::Force)), "nobody does");
+    }
+
+    #[test]
+    fn r_eng_3_a_worker_that_ends_its_engine_by_force_has_time_to_say_what_became_of_the_rows() {
+        for kind in [OperationKind::Stop, OperationKind::ForceClose] {
+            let forcing = |remaining, since| {
+                engine(EngineState::ForceClosing, since, true, operation(kind, remaining, OnDeadline::Force))
+            };
+            let taken = Some(Task::TakeOver(OnDeadline::Force));
+            assert_eq!(task(&forcing(-FORCING_GRACE_MS + 1, AFTER), true, false), None);
+            assert_eq!(task(&forcing(-FORCING_GRACE_MS, AFTER), true, false), taken);
+            assert_eq!(task(&forcing(-STOP_GRACE_MS, BEFORE), true, false), taken, "not for this operation");
+            assert_eq!(task(&forcing(0, AFTER), false, false), taken, "it has died over it");
+            let blind = Engine { reason: Some("source_unreachable".to_owned()), ..forcing(-STOP_GRACE_MS, AFTER) };
+            assert_eq!(task(&blind, true, false), Some(Task::Assist), "it can't, and perhaps we can");
+        }
+    }
+
+    #[test]
+    fn r_eng_3_the_rungs_end_before_the_answer_is_due() {
+        let stop = |remaining| {
+            engine(EngineState::Running, BEFORE, true, operation(OperationKind::Stop, remaining, OnDeadline::Force))
+        };
+        assert_eq!(ladder(&stop(10_000)), Duration::from_millis(3_800), "a dead worker's engine is ended at once");
+        for grace in [GRACE_MS, STOP_GRACE_MS, FORCING_GRACE_MS] {
+            let limit = ladder(&stop(-grace)).as_millis();
+            assert!((1_000..=3_800).contains(&limit), "{grace}: {limit}");
+            assert!(u128::from(grace.unsigned_abs()) + limit <= 4_300, "{grace}: {limit}");
+        }
+        assert_eq!(ladder(&stop(-60_000)), Duration::from_millis(3_800), "nobody waits any more");
     }
 
     #[test]
@@ -160,11 +214,11 @@ mod tests {
             reason: Some("pid 1".to_owned()),
             ..engine(EngineState::Zombie, AFTER, true, stop(remaining, policy))
         };
-        let force = zombie(-GRACE_MS, OnDeadline::Force);
+        let force = zombie(-STOP_GRACE_MS, OnDeadline::Force);
         assert_eq!(task(&force, true, false), Some(Task::Assist));
         assert!(!is_settled(&force) && is_settled(&zombie(-ASSISTED_MS, OnDeadline::Force)));
         assert_eq!(task(&force, false, false), Some(Task::TakeOver(OnDeadline::Force)), "it has died meanwhile");
-        let abandoned = zombie(-GRACE_MS, OnDeadline::Abandon);
+        let abandoned = zombie(-STOP_GRACE_MS, OnDeadline::Abandon);
         assert_eq!(task(&abandoned, true, false), None);
         assert!(is_settled(&abandoned));
     }

@@ -66,7 +66,7 @@ pub(crate) async fn force_close(state: &AppState, source: &Source, caller: Calle
     let deadline = Instant::now() + ANSWER;
     let request = state.store().request_force_close(source.id, caller).await?;
     let StopRequest::Accepted { operation, .. } = request else { return Err(ApiError::source_not_found()) };
-    let patience = task::due_in(&operation, is_led(state, source).await?);
+    let patience = due_in(state, source, &operation).await?;
     if let ended @ Stopped::Report(_) = wait(state, source, &operation, Instant::now() + patience).await? {
         return Ok(ended);
     }
@@ -161,8 +161,11 @@ pub(crate) async fn new_slot(state: &AppState, source: &Source, caller: Caller<'
     Ok(state.store().request_new_slot(source.id, caller).await?)
 }
 
-async fn is_led(state: &AppState, source: &Source) -> Result<bool> {
-    Ok(task::is_led(&read(state, source).await?, &state.store().workers().await?))
+/// Until it is for us to act.
+async fn due_in(state: &AppState, source: &Source, operation: &Operation) -> Result<Duration> {
+    let engine = read(state, source).await?;
+    let led = task::is_led(&engine, &state.store().workers().await?);
+    Ok(task::due_in(&engine, operation, led))
 }
 
 async fn read(state: &AppState, source: &Source) -> Result<Engine> {
