@@ -7,8 +7,8 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use aura_domain::{EngineState, Epoch, Lsn, WorkerId};
-use aura_store::{Ending, NewSource, Plugin, SlotRecreate};
+use aura_domain::{EngineState, Epoch, Lsn, OnDeadline, WorkerId};
+use aura_store::{Caller, Ending, NewSource, Plugin, SlotRecreate};
 use aura_testkit::eventually;
 use axum::http::{Method, StatusCode};
 use serde_json::json;
@@ -47,6 +47,30 @@ async fn r_eng_3_an_overdue_stop_is_taken_over_by_another_instance() -> Result<(
     assert_eq!((report.lsn.received, report.lsn.resolved), (Lsn(0x30), Lsn(0x20)), "as the worker told them last");
     assert!(report.lsn.verified.is_some() && report.drain.overrun, "{report:?}");
     beside.stop().await?;
+    platform.stop().await
+}
+
+/// What was read of an engine is not what it is any more when its end is to be taken over: the next look isn't far.
+#[tokio::test]
+async fn r_eng_3_an_end_that_could_not_be_taken_over_is_tried_again_at_once() -> Result<()> {
+    let platform = Platform::start().await?;
+    let slot = platform.slot().await?;
+    let (worker, epoch) = platform.play_leader("w-1").await?;
+    let _hung = platform.squatter(platform.name_in(epoch)).await?;
+    slot.wait_active(SOON).await?;
+    let other = platform.postgres.client("platform").await?;
+    let no_wait = Caller { actor: "test", request_id: None };
+    platform.store.request_stop(platform.source.id, Duration::from_millis(300), OnDeadline::Force, no_wait).await?;
+    // Whoever takes it over waits for this row, and finds that it has changed.
+    other.batch_execute("begin; update aura.engines set epoch = epoch + 1, holder = null").await?;
+    let waits = "select exists (select from pg_locks where not granted)";
+    let waiting = || async { other.query_one(waits, &[]).await.is_ok_and(|row| row.get(0)) };
+    eventually(SOON, waiting).await.context("nobody takes it over")?;
+    other.batch_execute("commit").await?;
+    let began = Instant::now();
+    platform.stopped(BEYOND).await.with_context(|| format!("after {worker}"))?;
+    assert!(began.elapsed() < BEYOND, "{:?}", began.elapsed());
+    assert!(!slot.state().await?.context("a slot")?.active);
     platform.stop().await
 }
 

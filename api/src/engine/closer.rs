@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use aura_domain::{EngineState, OnDeadline, SourceId};
+use aura_domain::{EngineState, Epoch, OnDeadline, SourceId};
 use aura_store::Engine;
 use tokio::{
     sync::{Mutex as AsyncMutex, OwnedMutexGuard, Semaphore},
@@ -42,13 +42,23 @@ pub(crate) struct Closer {
     tasks: TaskTracker,
 }
 
-/// A look at an engine, at what it was then.
-#[derive(Debug, Clone, Copy)]
-struct Look {
-    at: Instant,
-    operation: Option<i64>,
+/// A look at an engine, and at what it was then.
+type Look = (Instant, Sight);
+
+/// What is news when it changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Sight {
+    operation: Option<(i64, OnDeadline)>,
     state: EngineState,
-    policy: Option<OnDeadline>,
+    epoch: Epoch,
+    led: bool,
+}
+
+impl Sight {
+    fn of(engine: &Engine, led: bool) -> Self {
+        let operation = engine.operation.as_ref().map(|operation| (operation.id, operation.on_deadline));
+        Self { operation, state: engine.state, epoch: engine.epoch, led }
+    }
 }
 
 impl Default for Closer {
@@ -79,20 +89,12 @@ impl Closer {
     }
 
     /// Notes a look, unless one at the same thing was not long ago.
-    fn look(&self, engine: &Engine) -> bool {
-        let now = Look {
-            at: Instant::now(),
-            operation: engine.operation.as_ref().map(|operation| operation.id),
-            state: engine.state,
-            policy: engine.operation.as_ref().map(|operation| operation.on_deadline),
-        };
+    fn look(&self, source: SourceId, now: Sight) -> bool {
         let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
-        let again = looked.get(&engine.source).is_none_or(|last| {
-            let same = (last.operation, last.state, last.policy) == (now.operation, now.state, now.policy);
-            !same || last.at.elapsed() >= WATCH_PERIOD
-        });
+        let same = |(at, last): &Look| *last == now && at.elapsed() < WATCH_PERIOD;
+        let again = !looked.get(&source).is_some_and(same);
         if again {
-            looked.insert(engine.source, now);
+            looked.insert(source, (Instant::now(), now));
         }
         again
     }
@@ -138,8 +140,8 @@ async fn round(state: &AppState) -> Result<Duration> {
     for engine in engines {
         let led = task::is_led(&engine, &workers);
         match task::task(&engine, led, false) {
-            Some(Task::Watch) => watch(state, &engine),
-            Some(_) => begin(state, &engine),
+            Some(Task::Watch) => watch(state, &engine, led),
+            Some(_) => begin(state, &engine, led),
             None => {
                 let due = engine.operation.as_ref().map(|operation| task::due_in(&engine, operation, led));
                 pause = pause.min(due.filter(|due| !due.is_zero()).unwrap_or(PERIOD));
@@ -149,10 +151,10 @@ async fn round(state: &AppState) -> Result<Duration> {
     Ok(pause)
 }
 
-fn watch(state: &AppState, engine: &Engine) {
+fn watch(state: &AppState, engine: &Engine, led: bool) {
     // None to be had: the next round.
     let Ok(permit) = Arc::clone(&state.closer().watchers).try_acquire_owned() else { return };
-    if state.closer().look(engine) {
+    if state.closer().look(engine.source, Sight::of(engine, led)) {
         let (state, source) = (state.clone(), engine.source);
         state.clone().closer().tasks.spawn(async move {
             run(&state, source).await;
@@ -161,16 +163,47 @@ fn watch(state: &AppState, engine: &Engine) {
     }
 }
 
-fn begin(state: &AppState, engine: &Engine) {
-    if state.closer().look(engine) {
+fn begin(state: &AppState, engine: &Engine, led: bool) {
+    if state.closer().look(engine.source, Sight::of(engine, led)) {
         let (state, source) = (state.clone(), engine.source);
         state.clone().closer().tasks.spawn(async move { run(&state, source).await });
     }
 }
 
 async fn run(state: &AppState, source: SourceId) {
-    if let Err(error) = attend(state, source, false).await {
-        tracing::warn!(%source, code = %error.code(), "can't end the engine from outside, trying again");
-        state.closer().forget(source);
+    match attend(state, source, false).await {
+        // It wasn't what it had been, or somebody was quicker: what has come of that is for the next round to see.
+        Ok(Seen::Nothing) => state.closer().forget(source),
+        Ok(_) => {}
+        Err(error) => {
+            tracing::warn!(%source, code = %error.code(), "can't end the engine from outside, trying again");
+            state.closer().forget(source);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r_eng_7_the_same_sight_is_looked_at_every_ten_seconds_and_news_at_once() {
+        let (closer, source) = (Closer::default(), SourceId(uuid::Uuid::nil()));
+        let first =
+            Sight { operation: Some((1, OnDeadline::Abandon)), state: EngineState::Zombie, epoch: Epoch(1), led: true };
+        assert!(closer.look(source, first) && !closer.look(source, first));
+        let news = [
+            Sight { led: false, ..first },
+            Sight { epoch: Epoch(2), ..first },
+            Sight { state: EngineState::ForceClosing, ..first },
+            Sight { operation: Some((1, OnDeadline::Force)), ..first },
+            Sight { operation: Some((2, OnDeadline::Abandon)), ..first },
+            Sight { operation: None, ..first },
+        ];
+        for now in news {
+            assert!(closer.look(source, now) && !closer.look(source, now), "{now:?}");
+        }
+        closer.forget(source);
+        assert!(closer.look(source, first));
     }
 }
