@@ -220,13 +220,18 @@ impl Verbs {
             .ok_or_else(|| Problem::new(Code::SourceNotFound, "No source has that id or name."))
     }
 
+    /// The state of an engine that is to be run is its worker's word, and that may be dead.
+    async fn is_true(&self, engine: &Engine) -> Result<bool, Problem> {
+        Ok(engine.state == EngineState::Stopped || engine.is_led(&self.store.workers().await.map_err(problem)?))
+    }
+
     /// 200 once the engine is in the wanted state, 202 when that takes longer.
     async fn answer(&self, source: SourceId, wanted: EngineState, limit: Duration) -> Result<Response, Problem> {
         let deadline = Instant::now() + limit;
         loop {
             let engine = self.store.engine(source).await.map_err(problem)?;
             let engine = engine.ok_or_else(|| Problem::new(Code::SourceNotFound, "The source is gone."))?;
-            if engine.state == wanted && engine.operation.is_none() {
+            if engine.state == wanted && engine.operation.is_none() && self.is_true(&engine).await? {
                 return Ok(ended(engine));
             }
             if Instant::now() >= deadline {

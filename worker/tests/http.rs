@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use aura_auth::{KEY_LIFETIME, Minter};
-use aura_domain::{Desired, EngineState};
+use aura_domain::{Desired, EngineState, WorkerId};
 use aura_store::Plugin;
+use aura_testkit::eventually;
 use axum::{
     body::{Body, to_bytes},
     http::{Request, StatusCode, header},
@@ -88,6 +89,27 @@ async fn r_eng_3_the_worker_stops_and_starts_its_engine_when_asked_itself() -> a
     let (status, forced) = call(&worker, of("/engine/shared/force-close", "{}")).await?;
     assert_eq!((status, &forced["last_report"]["outcome"]), (StatusCode::OK, &json!("forced")), "{forced}");
     assert_eq!(stage.engine().await.desired, Desired::Stopped);
+    worker.stop().await;
+    Ok(())
+}
+
+/// A worker that died left `running` behind, and nobody can have the lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_eng_1_a_start_is_not_done_while_nobody_that_lives_runs_the_engine() -> anyhow::Result<()> {
+    let stage = Stage::new(Plugin::Auto).await?;
+    let epoch = stage.store.take_engine(stage.source.id, &WorkerId("dead".to_owned())).await?;
+    stage.store.set_engine_state(stage.source.id, epoch, EngineState::Running, None).await?;
+    let lock = stage.postgres.client("platform").await?;
+    lock.batch_execute("begin; lock aura.leases in access exclusive mode").await?;
+    let worker = stage.worker().await;
+    let key = platform_key(PLATFORM_SECRET)?;
+    let start = || Call { path: "/engine/shared/start", key: Some(&key), content_type: Some(JSON), body: "" };
+    let (status, shown) = call(&worker, start()).await?;
+    assert_eq!((status, &shown["state"]), (StatusCode::ACCEPTED, &json!("running")), "{shown}");
+    lock.batch_execute("commit").await?;
+    eventually(PATIENCE, || async { worker.status.cdc_active() }).await?;
+    let (status, shown) = call(&worker, start()).await?;
+    assert_eq!((status, &shown["state"]), (StatusCode::OK, &json!("running")), "{shown}");
     worker.stop().await;
     Ok(())
 }

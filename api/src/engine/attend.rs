@@ -47,7 +47,7 @@ pub(super) async fn attend(state: &AppState, source: SourceId, urgent: bool) -> 
     let store = state.store();
     let (engine, workers) = (store.engine(source).await?, store.workers().await?);
     let (Some(engine), Some(source)) = (engine, store.source(source).await?) else { return Ok(Seen::Nothing) };
-    let led = task::is_led(&engine, &workers);
+    let led = engine.is_led(&workers);
     match task::task(&engine, led, urgent) {
         Some(Task::TakeOver(policy)) => take_over(state, &source, &engine, policy).await,
         Some(Task::Again(policy)) => {

@@ -138,7 +138,7 @@ async fn round(state: &AppState) -> Result<Duration> {
     let workers = state.store().workers().await?;
     let mut pause = PERIOD;
     for engine in engines {
-        let led = task::is_led(&engine, &workers);
+        let led = engine.is_led(&workers);
         match task::task(&engine, led, false) {
             Some(Task::Watch) => watch(state, &engine, led),
             Some(_) => begin(state, &engine, led),

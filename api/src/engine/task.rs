@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use aura_domain::{Desired, EngineState, OnDeadline, OperationKind};
-use aura_store::{Engine, Operation, WorkerRow};
+use aura_store::{Engine, Operation};
 
 /// A worker that lives has so long after the deadline of a force-close to cut its engine and to say so.
 const GRACE_MS: i64 = 500;
@@ -35,12 +35,6 @@ pub(super) enum Task {
     Assist,
     /// Nobody is to hold the slot under our name: look, and end it.
     Watch,
-}
-
-/// Whether a worker that was heard lately runs the engine.
-pub(super) fn is_led(engine: &Engine, workers: &[WorkerRow]) -> bool {
-    let holder = |worker: &&WorkerRow| engine.holder.as_ref() == Some(&worker.id);
-    workers.iter().find(holder).is_some_and(WorkerRow::is_alive)
 }
 
 /// What is to be done now, if anything. With `urgent` somebody asks for it: what another instance may be at is done, too.

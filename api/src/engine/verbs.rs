@@ -133,7 +133,7 @@ pub(crate) async fn start(state: &AppState, source: &Source, wait: Duration, cal
     }
     let running = state.progress().wait(Instant::now() + wait, || async {
         let engine = read(state, source).await?;
-        let runs = engine.state == EngineState::Running && task::is_led(&engine, &state.store().workers().await?);
+        let runs = engine.state == EngineState::Running && engine.is_led(&state.store().workers().await?);
         let failed = engine.state == EngineState::Failed && engine.since != before.since;
         let answer = runs || failed || state.is_draining();
         Ok(answer.then_some(runs))
@@ -164,7 +164,7 @@ pub(crate) async fn new_slot(state: &AppState, source: &Source, caller: Caller<'
 /// Until it is for us to act.
 async fn due_in(state: &AppState, source: &Source, operation: &Operation) -> Result<Duration> {
     let engine = read(state, source).await?;
-    let led = task::is_led(&engine, &state.store().workers().await?);
+    let led = engine.is_led(&state.store().workers().await?);
     Ok(task::due_in(&engine, operation, led))
 }
 

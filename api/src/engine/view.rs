@@ -6,7 +6,7 @@ use aura_store::{Engine, Operation, Source, WorkerRow};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{attend::is_unreachable, task::is_led};
+use super::attend::is_unreachable;
 
 /// What an engine says of itself counts for so long.
 const LIVE_FOR_MS: i64 = 10_000;
@@ -130,7 +130,7 @@ pub(crate) fn view(
     workers: &[WorkerRow],
 ) -> EngineView {
     let live = fresh(&engine);
-    let conditions = conditions(&engine, live.as_ref(), is_led(&engine, workers));
+    let conditions = conditions(&engine, live.as_ref(), engine.is_led(workers));
     let seen = live.clone().or_else(|| looked_at(&engine));
     let lag = lag(&engine, seen.as_ref());
     let Engine { desired, state, reason, since, epoch, generation, applied_revision, last_report, .. } = engine;

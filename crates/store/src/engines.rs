@@ -6,7 +6,7 @@ use sqlx::{FromRow, PgConnection, types::Json};
 use uuid::Uuid;
 
 use crate::{
-    Store, StoreError, bounded,
+    Store, StoreError, WorkerRow, bounded,
     decode::{generation, generation_column, lsn, parsed, rfc3339, word},
     registry::notify_status,
 };
@@ -50,6 +50,12 @@ impl Engine {
     /// The word that the reason begins with, up to a colon.
     pub fn reason_code(&self) -> Option<&str> {
         self.reason.as_deref().map(|reason| reason.split(':').next().unwrap_or(reason))
+    }
+
+    /// Whether a worker that was heard lately runs it.
+    pub fn is_led(&self, workers: &[WorkerRow]) -> bool {
+        let holder = |worker: &&WorkerRow| self.holder.as_ref() == Some(&worker.id);
+        workers.iter().find(holder).is_some_and(WorkerRow::is_alive)
     }
 }
 
