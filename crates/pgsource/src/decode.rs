@@ -72,6 +72,17 @@ impl SkipReason {
     }
 }
 
+/// What a message is to its transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Frame {
+    /// Its begin.
+    Begin,
+    /// Its end.
+    Commit,
+    /// Anything else, or nothing that can be read.
+    Inside,
+}
+
 /// Turns the plugin's messages into [`LogEvent`]s and gives each change its position (R-LSN-6). One per session: the
 /// state is the open transaction and the names seen.
 #[derive(Debug)]
@@ -107,6 +118,29 @@ impl Decoder {
             Format::Wal2json(format) => format.decode(&mut self.context, start, payload),
             Format::PgOutput(format) => format.decode(&mut self.context, start, payload),
         }
+    }
+
+    /// What a message is to its transaction, by its first bytes alone.
+    pub fn frame(&self, payload: &[u8]) -> Frame {
+        let (begin, commit): (&[u8], &[u8]) = match &self.format {
+            Format::Wal2json(_) => (br#"{"action":"B""#, br#"{"action":"C""#),
+            Format::PgOutput(_) => (b"B", b"C"),
+        };
+        match payload {
+            _ if payload.starts_with(begin) => Frame::Begin,
+            _ if payload.starts_with(commit) => Frame::Commit,
+            _ => Frame::Inside,
+        }
+    }
+
+    /// The message will not be decoded. Rows behind a begin that wasn't belong to no known transaction, and are
+    /// [`SkipReason::NoTransaction`] until the next one.
+    pub fn pass_over(&mut self, payload: &[u8]) -> Frame {
+        let frame = self.frame(payload);
+        if frame != Frame::Inside {
+            self.context.transaction = None;
+        }
+        frame
     }
 
     /// What a message that was too long to be read means, from its beginning.

@@ -24,7 +24,7 @@ pub mod visibility;
 mod wal2json;
 
 pub use catalog::{Column, RoleAccess, TableCatalog};
-pub use decode::{Decoder, LogEvent, SkipReason};
+pub use decode::{Decoder, Frame, LogEvent, SkipReason};
 pub use error::{ServerError, SourceError};
 pub use filter::{FilterEntry, pgoutput_options, wal2json_options};
 pub use json::{encode_string, encode_value, type_name};

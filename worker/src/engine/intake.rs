@@ -10,7 +10,7 @@ use std::{
 
 use aura_domain::{Cell, Change, Image, Lsn, Position, ProjectId};
 use aura_flow::{Admission, Opening, Owner, Reader, Turn};
-use aura_pgsource::{Decoder, LogEvent, StreamMessage};
+use aura_pgsource::{Decoder, Frame, LogEvent, StreamMessage};
 use aura_wire::GapReason;
 use bytes::Bytes;
 use tokio::sync::Notify;
@@ -90,10 +90,11 @@ impl Intake {
         registry: &Registry,
         now: Instant,
     ) -> Vec<Loss> {
-        if self.skips.contains(&record_position(decoder.generation(), start)) {
-            return self.give_up(start, registry, now);
+        let record = record_position(decoder.generation(), start, decoder.frame(payload));
+        if self.skips.contains(&record) {
+            return self.give_up(decoder.pass_over(payload), start, registry, now);
         }
-        self.vitals.reading(Some(start));
+        self.vitals.reading(Some(record));
         let mut lost = Vec::new();
         match decoder.decode(start, payload) {
             LogEvent::Begin { .. } => self.reader.begin(),
@@ -111,10 +112,15 @@ impl Intake {
     }
 
     /// A record over which the intake has panicked again and again: nobody knows what is in it.
-    fn give_up(&mut self, start: Lsn, registry: &Registry, now: Instant) -> Vec<Loss> {
+    fn give_up(&mut self, frame: Frame, start: Lsn, registry: &Registry, now: Instant) -> Vec<Loss> {
         metrics::counter!("cdc_skipped_rows_total", "reason" => "panic").increment(1);
-        tracing::error!(lsn = %start, "a log record is skipped, reading it has panicked three times");
-        registry.projects.keys().map(|project| self.lose(*project, None, start, now)).collect()
+        tracing::error!(lsn = %start, ?frame, "a log record is skipped, reading it has panicked three times");
+        let lost = self.lose(everybody(registry), start, now);
+        if frame == Frame::Commit {
+            // The message of a commit starts at the end of its record.
+            self.reader.commit(start);
+        }
+        lost
     }
 
     /// A row over which a shard has panicked again and again (R-SD-6).
@@ -123,8 +129,9 @@ impl Intake {
         metrics::counter!("cdc_skipped_rows_total", "reason" => "panic").increment(1);
         tracing::error!(position = %change.position, "a row is skipped, judging it has panicked three times");
         let key = table.key.clone();
-        let loss = self.lose(key.project, Some([key.schema, key.table]), change.position.change, now);
-        vec![Loss { range: Some((change.position, change.position)), ..loss }]
+        let whose = [(key.project, Some([key.schema, key.table]))];
+        let lost = self.lose(whose, change.position.change, now).into_iter();
+        lost.map(|loss| Loss { range: Some((change.position, change.position)), ..loss }).collect()
     }
 
     /// A record that can't be used: the stream goes on, counted and logged with its position (R-DEC-4). Its table's
@@ -134,21 +141,35 @@ impl Intake {
         metrics::counter!("cdc_skipped_rows_total", "reason" => reason.as_str()).increment(1);
         tracing::warn!(lsn = %start, reason = reason.as_str(), bytes, "a log record can't be used, skipped");
         let Some(relation) = relation else {
-            return registry.projects.keys().map(|project| self.lose(*project, None, start, now)).collect();
+            return self.lose(everybody(registry), start, now);
         };
         let table = registry.table(&relation).map(|table| table.key.clone());
-        table.map(|key| self.lose(key.project, Some([key.schema, key.table]), start, now)).into_iter().collect()
+        self.lose(table.map(|key| (key.project, Some([key.schema, key.table]))), start, now)
     }
 
-    /// The confirmed position doesn't pass the row before its loss is announced.
-    fn lose(&mut self, project: ProjectId, table: Option<[String; 2]>, start: Lsn, now: Instant) -> Loss {
-        let mut loss = Loss::up_to_now(project, GapReason::Undecodable, table);
-        if self.reader.in_transaction() {
+    /// The confirmed position doesn't pass the record before its loss is announced. Outside of a transaction, as behind a
+    /// begin that couldn't be used, it is one of its own: what is read later waits for it, and it moves no position.
+    fn lose(
+        &mut self,
+        whose: impl IntoIterator<Item = (ProjectId, Option<[String; 2]>)>,
+        start: Lsn,
+        now: Instant,
+    ) -> Vec<Loss> {
+        let alone = !self.reader.in_transaction();
+        if alone {
+            self.reader.begin();
+        }
+        let lost = whose.into_iter().map(|(project, table)| {
             let shard = shard_of(project, self.shards.len());
             self.vitals.admitted(shard);
-            loss.claims.push(self.reader.claim(Owner { shard, project }, start, LOSS_BYTES, now));
+            let claims = vec![self.reader.claim(Owner { shard, project }, start, LOSS_BYTES, now)];
+            Loss { claims, ..Loss::up_to_now(project, GapReason::Undecodable, table) }
+        });
+        let lost = lost.collect();
+        if alone {
+            self.reader.commit(self.reader.boundary());
         }
-        loss
+        lost
     }
 
     fn change(&mut self, change: Change, registry: &Registry, now: Instant) {
@@ -233,6 +254,11 @@ impl Intake {
     }
 }
 
+/// Who may have lost something, where nobody knows what.
+fn everybody(registry: &Registry) -> impl Iterator<Item = (ProjectId, Option<[String; 2]>)> {
+    registry.projects.keys().map(|project| (*project, None))
+}
+
 /// What the decoded row holds; the encoded message comes on top when it is made (R-MEM-2).
 fn memory_of(change: &Change) -> usize {
     let cells = |image: &Option<Image>| image.as_ref().map_or(0, |image| image.0.capacity() * size_of::<Cell>());
@@ -244,4 +270,149 @@ fn shard_of(project: ProjectId, shards: usize) -> usize {
     let mut hasher = DefaultHasher::new();
     project.hash(&mut hasher);
     usize::try_from(hasher.finish() % shards as u64).expect("a shard's number is small")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use aura_domain::{Generation, SourceId, SqlName};
+    use aura_flow::ReaderLimits;
+    use aura_pgsource::Plugin;
+    use aura_store::{Project, ProjectSecrets, ProjectSettings};
+    use uuid::Uuid;
+
+    use super::{super::registry::ProjectInfo, *};
+
+    /// The server's log so far.
+    const START: Lsn = Lsn(0x100);
+
+    struct Rig {
+        intake: Intake,
+        decoder: Decoder,
+        registry: Registry,
+        at: Instant,
+    }
+
+    impl Rig {
+        /// Of two projects, with panics that have happened too often at these places.
+        fn new(panics: &[(Lsn, Frame)]) -> Self {
+            let (at, generation) = (Instant::now(), Generation(1));
+            let limits = ReaderLimits {
+                quota: 1 << 20,
+                advance_interval: Duration::ZERO,
+                stall_limit: Duration::from_secs(120),
+                outage_limit: Duration::from_secs(900),
+            };
+            let skips = panics.iter().map(|(start, frame)| record_position(generation, *start, *frame)).collect();
+            let (shards, vitals) = (vec![Arc::default(), Arc::default()], Arc::new(Vitals::new(2)));
+            let mut intake = Intake::new(Reader::new(limits, at), shards, Arc::default(), vitals, skips);
+            intake.begin_session(Opening {
+                start: START,
+                confirmed: START,
+                wal_end: START,
+                holds_from: Lsn::ZERO,
+                wal_sender_timeout: Duration::ZERO,
+                holes: 0,
+            });
+            let mut registry = Registry::default();
+            for number in 1..=2 {
+                let project = project(ProjectId(Uuid::from_u128(number)));
+                registry.projects.insert(project.id, Arc::new(project));
+            }
+            Self { intake, decoder: Decoder::new(Plugin::Wal2json, generation), registry, at }
+        }
+
+        /// A transaction of one row, which ends at `end`.
+        fn transaction(&mut self, begin: u64, end: u64) -> Vec<Loss> {
+            let lsns = format!(r#""lsn":"0/{:X}","nextlsn":"0/{end:X}""#, end - 8);
+            let row = r#"{"action":"I","schema":"s","table":"t","columns":[]}"#;
+            let mut lost = self.read(begin, &format!(r#"{{"action":"B","xid":7,{lsns}}}"#));
+            lost.extend(self.read(begin, row));
+            lost.extend(self.read(end, &format!(r#"{{"action":"C","xid":7,{lsns}}}"#)));
+            lost
+        }
+
+        fn read(&mut self, start: u64, line: &str) -> Vec<Loss> {
+            let (start, payload) = (Lsn(start), Bytes::from(line.to_owned()));
+            let message = StreamMessage::Data { start, end: start, payload };
+            self.intake.take(&mut self.decoder, &self.registry, &message)
+        }
+
+        /// What the server may be told, whatever it says itself meanwhile.
+        fn confirms(&mut self, keepalive: u64) -> Lsn {
+            let message = StreamMessage::Keepalive { end: Lsn(keepalive), reply_requested: false };
+            self.intake.take(&mut self.decoder, &self.registry, &message);
+            self.intake.reader.final_status(self.at).expect("a session").flushed
+        }
+    }
+
+    fn project(id: ProjectId) -> ProjectInfo {
+        let project = Project {
+            id,
+            name: "demo".to_owned(),
+            source: SourceId(Uuid::nil()),
+            schema: SqlName::new("s").expect("a name"),
+            settings: ProjectSettings::default(),
+            created_at: String::new(),
+        };
+        let secret = || "secret".to_owned().into();
+        ProjectInfo::new(&project, ProjectSecrets { jwt_secret: secret(), visibility_password: secret() })
+    }
+
+    fn announce(lost: Vec<Loss>) {
+        lost.into_iter().flat_map(|loss| loss.claims).for_each(Admission::ack);
+    }
+
+    /// What comes behind a begin that can't be read is outside of any transaction: all the more must it wait.
+    #[test]
+    fn r_sd_6_no_position_passes_a_begin_that_is_skipped_before_everybody_knows() {
+        let mut rig = Rig::new(&[(Lsn(0x210), Frame::Begin)]);
+        assert!(rig.transaction(0x200, 0x208).is_empty());
+        let lost = rig.transaction(0x210, 0x220);
+        assert_eq!(lost.len(), 2, "each project's");
+        assert!(lost.iter().all(|loss| loss.claims.len() == 1), "{lost:?}");
+        assert!(rig.transaction(0x230, 0x240).is_empty(), "the next one is read");
+        assert_eq!(rig.confirms(0x240), Lsn(0x208), "nobody knows yet");
+        assert!(!rig.intake.reader.is_settled());
+        announce(lost);
+        assert_eq!(rig.confirms(0x250), Lsn(0x250));
+        assert!(rig.intake.reader.is_settled());
+    }
+
+    #[test]
+    fn r_sd_6_a_transaction_whose_end_is_skipped_ends_all_the_same() {
+        let mut rig = Rig::new(&[(Lsn(0x220), Frame::Commit)]);
+        let lost = rig.transaction(0x210, 0x220);
+        assert_eq!(lost.len(), 2);
+        assert!(!rig.intake.reader.in_transaction());
+        assert_eq!(rig.confirms(0x220), START, "nobody knows yet");
+        announce(lost);
+        assert_eq!(rig.intake.reader.final_status(rig.at).map(|status| status.flushed), Some(Lsn(0x220)));
+        assert!(rig.transaction(0x220, 0x230).is_empty(), "the next one begins where it ends");
+        assert_eq!(rig.confirms(0x240), Lsn(0x240));
+    }
+
+    #[test]
+    fn r_sd_6_a_row_that_is_skipped_takes_no_begin_with_it() {
+        let mut rig = Rig::new(&[(Lsn(0x210), Frame::Inside)]);
+        let lost = rig.transaction(0x210, 0x220);
+        assert_eq!(lost.len(), 2, "the row alone: {lost:?}");
+        assert_eq!(rig.confirms(0x220), START);
+        announce(lost);
+        assert_eq!(rig.confirms(0x220), Lsn(0x220));
+    }
+
+    /// R-DEC-4: not the intake's fault, and the same for the position.
+    #[test]
+    fn r_dec_4_no_position_passes_a_begin_that_can_t_be_decoded_before_everybody_knows() {
+        let mut rig = Rig::new(&[]);
+        let lost = rig.read(0x210, r#"{"action":"B","xid":"?"}"#);
+        assert_eq!(lost.len(), 2);
+        let end = r#"{"action":"C","xid":7,"lsn":"0/218","nextlsn":"0/220"}"#;
+        assert!(rig.read(0x220, end).is_empty());
+        assert_eq!(rig.confirms(0x230), START);
+        announce(lost);
+        assert_eq!(rig.confirms(0x230), Lsn(0x230));
+    }
 }

@@ -11,6 +11,7 @@ use std::{
 
 use aura_domain::{DrainReport, Generation, Lsn, Position, ShardReport};
 use aura_flow::Heartbeat;
+use aura_pgsource::Frame;
 
 /// One run's vital signs.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ pub(crate) struct Vitals {
     shards: Vec<Tally>,
     /// Start of the log record that is being read; 0 = none.
     record: AtomicU64,
+    /// And the number of its position.
+    record_n: AtomicU32,
     generation: AtomicU32,
     /// Where tasks have panicked (R-SD-6).
     panics: Mutex<Vec<Position>>,
@@ -43,9 +46,15 @@ struct Tally {
     buried: AtomicBool,
 }
 
-/// Position of a log record as a whole, whatever is in it: no row has this number.
-pub(super) fn record_position(generation: Generation, start: Lsn) -> Position {
-    Position { generation, commit: Lsn::ZERO, change: start, n: u32::MAX }
+/// Position of a log record as a whole, whatever is in it: no row has such a number. A transaction's begin starts where its
+/// first row does, and its end where the next begins.
+pub(super) fn record_position(generation: Generation, start: Lsn, frame: Frame) -> Position {
+    let n = match frame {
+        Frame::Inside => u32::MAX,
+        Frame::Begin => u32::MAX - 1,
+        Frame::Commit => u32::MAX - 2,
+    };
+    Position { generation, commit: Lsn::ZERO, change: start, n }
 }
 
 /// Name of a shard's task.
@@ -64,6 +73,7 @@ impl Vitals {
             progress: Heartbeat::new(Instant::now()),
             shards: (0..shards).map(|_| Tally::default()).collect(),
             record: AtomicU64::new(0),
+            record_n: AtomicU32::new(0),
             generation: AtomicU32::new(0),
             panics: Mutex::default(),
             cut: AtomicBool::new(false),
@@ -152,8 +162,11 @@ impl Vitals {
     }
 
     /// The intake turns to a record, or is done with it.
-    pub(super) fn reading(&self, record: Option<Lsn>) {
-        self.record.store(record.map_or(0, |start| start.0), Ordering::Release);
+    pub(super) fn reading(&self, record: Option<Position>) {
+        if let Some(record) = record {
+            self.record_n.store(record.n, Ordering::Release);
+        }
+        self.record.store(record.map_or(0, |record| record.change.0), Ordering::Release);
     }
 
     pub(super) fn enter_generation(&self, generation: Generation) {
@@ -170,7 +183,9 @@ impl Vitals {
         let mut at = self.panics.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let record = Lsn(self.record.load(Ordering::Acquire));
         if record > Lsn::ZERO {
-            at.push(record_position(Generation(self.generation.load(Ordering::Acquire)), record));
+            let generation = Generation(self.generation.load(Ordering::Acquire));
+            let n = self.record_n.load(Ordering::Acquire);
+            at.push(Position { generation, commit: Lsn::ZERO, change: record, n });
         }
         at
     }

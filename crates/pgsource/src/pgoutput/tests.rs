@@ -3,7 +3,7 @@ use bytes::{BufMut, BytesMut};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Decoder, Plugin};
+use crate::{Decoder, Frame, Plugin};
 
 const TABLE: u32 = 16_400;
 
@@ -69,6 +69,18 @@ fn images(message: &Bytes) -> (Vec<Value>, Vec<Value>) {
 
 fn text(value: &str) -> Value {
     Value::Text(value.into())
+}
+
+#[test]
+fn r_sd_6_rows_behind_a_begin_that_is_passed_over_are_of_no_transaction() {
+    let mut decoder = decoder();
+    let insert = row(b'I', &[(b'N', ["1", "a"])]);
+    assert_eq!(decoder.pass_over(&insert), Frame::Inside);
+    assert!(matches!(decoder.decode(Lsn(5), &insert), LogEvent::Change(_)), "a row alone");
+    assert_eq!(decoder.pass_over(b"C"), Frame::Commit);
+    assert_eq!(decoder.pass_over(&begin()), Frame::Begin);
+    let orphan = decoder.decode(Lsn(10), &insert);
+    assert!(matches!(orphan, LogEvent::Skipped { reason: SkipReason::NoTransaction, relation: Some(_) }));
 }
 
 #[test]

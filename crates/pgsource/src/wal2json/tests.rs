@@ -2,7 +2,7 @@ use aura_domain::Generation;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Decoder, Plugin};
+use crate::{Decoder, Frame, Plugin};
 
 const BEGIN: &str =
     r#"{"action":"B","xid":747,"timestamp":"2026-11-29 22:43:31.744691+00","lsn":"0/1564F80","nextlsn":"0/1564FB0"}"#;
@@ -147,6 +147,17 @@ fn r_dec_4_a_commit_that_cannot_be_read_still_ends_its_transaction() {
     let mut decoder = decoder();
     let expected = LogEvent::Commit { commit: Lsn(0x156_4f80), end: Lsn(0x156_4fb0) };
     assert_eq!(decode(&mut decoder, 9, r#"{"action":"C","xid":747,"timest"#), expected);
+    let orphan = decode(&mut decoder, 10, &row(""));
+    assert!(matches!(orphan, LogEvent::Skipped { reason: SkipReason::NoTransaction, relation: Some(_) }));
+}
+
+#[test]
+fn r_sd_6_rows_behind_a_begin_that_is_passed_over_are_of_no_transaction() {
+    let mut decoder = decoder();
+    assert_eq!(decoder.pass_over(row("").as_bytes()), Frame::Inside);
+    assert!(matches!(decode(&mut decoder, 5, &row("")), LogEvent::Change(_)), "a row alone");
+    assert_eq!(decoder.pass_over(COMMIT.as_bytes()), Frame::Commit);
+    assert_eq!(decoder.pass_over(BEGIN.as_bytes()), Frame::Begin);
     let orphan = decode(&mut decoder, 10, &row(""));
     assert!(matches!(orphan, LogEvent::Skipped { reason: SkipReason::NoTransaction, relation: Some(_) }));
 }
