@@ -102,13 +102,18 @@ impl Intake {
                 lost = self.give_up_row(&change, registry, now);
             }
             LogEvent::Change(change) => self.change(change, registry, now),
-            LogEvent::Commit { end, .. } => self.reader.commit(end),
+            LogEvent::Commit { end, .. } => self.commit(end),
             event @ LogEvent::Skipped { .. } => lost = self.skip(event, start, payload.len(), registry, now),
             // TRUNCATE isn't an event of clients (supabase-wire.md §3.1).
             LogEvent::Truncate(_) | LogEvent::Other => {}
         }
         self.vitals.reading(None);
         lost
+    }
+
+    fn commit(&mut self, end: Lsn) {
+        self.reader.commit(end);
+        self.vitals.note_boundary(end);
     }
 
     /// A record over which the intake has panicked again and again: nobody knows what is in it.
@@ -118,7 +123,7 @@ impl Intake {
         let lost = self.lose(everybody(registry), start, now);
         if frame == Frame::Commit {
             // The message of a commit starts at the end of its record.
-            self.reader.commit(start);
+            self.commit(start);
         }
         lost
     }

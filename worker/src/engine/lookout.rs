@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aura_domain::{Condition, EngineState};
+use aura_domain::{Condition, EngineState, Lsn};
 use aura_pgsource::{
     SourceError, SqlConnection, connect_sql,
     ladder::zombie_reason,
@@ -16,7 +16,7 @@ use aura_pgsource::{
 use super::{
     Engine,
     session::CONNECT,
-    zombie::{self, Look, Rule},
+    zombie::{self, Look, Looks, Rule},
 };
 use crate::states::Observed;
 
@@ -32,15 +32,16 @@ const AT_RISK: f64 = 0.25;
 pub(super) struct Lookout {
     engine: Arc<Engine>,
     sql: Option<SqlConnection>,
-    /// Of the process that holds the slot now.
-    first: Option<(Look, Instant)>,
+    looks: Looks,
+    /// Rows that were read at the last look, and the end of the last transaction that was read.
+    read: (u64, Lsn),
     /// The stream that the server didn't know at the last look.
     unknown: Option<Instant>,
 }
 
 impl Lookout {
     pub(super) fn new(engine: Arc<Engine>) -> Self {
-        Self { engine, sql: None, first: None, unknown: None }
+        Self { engine, sql: None, looks: Looks::default(), read: (0, Lsn::ZERO), unknown: None }
     }
 
     /// Runs until the engine ends.
@@ -51,7 +52,8 @@ impl Lookout {
             loop {
                 if std::mem::replace(&mut looked, Instant::now()).elapsed() > PERIOD * 2 {
                     // This process slept, or couldn't look: what was seen before is no beginning of anything.
-                    (self.first, self.unknown) = (None, None);
+                    self.looks.forget();
+                    self.unknown = None;
                 }
                 if let Err(error) = self.look().await {
                     tracing::debug!(source = %self.engine.source.id, %error, "can't look at the slot");
@@ -89,7 +91,7 @@ impl Lookout {
         self.compare(status.as_ref());
         match status.as_ref().and_then(|status| status.holder.as_ref().map(|holder| (status, holder))) {
             Some((status, holder)) => self.judge(&sql, status, holder).await?,
-            None => self.first = None,
+            None => self.looks.forget(),
         }
         self.sql = Some(sql);
         Ok(())
@@ -146,21 +148,22 @@ impl Lookout {
         holder: &SlotHolder,
     ) -> Result<(), SourceError> {
         let Some(sender) = slot::sender(sql, holder.pid).await? else { return Ok(()) };
-        let (now, at) = (Look::new(status, &sender), Instant::now());
-        let (first, since) =
-            self.first.take().filter(|(first, _)| first.pid == now.pid).unwrap_or_else(|| (now.clone(), at));
         let ours = slot::epoch_of(&holder.application_name, self.engine.source.id) == Some(self.engine.epoch);
+        let large = self.reads_one_transaction();
+        let whose = zombie::Holder { ours, excused: ours && (large || self.engine.is_excused()) };
         let patience = self.engine.deps.settings.zombie_after;
-        let apart = at - since;
-        let rule = zombie::verdict(&first, &now, apart, patience, ours && self.engine.is_excused())
-            .or_else(|| (ours && zombie::unheard(&first, &now, apart)).then_some(Rule::Unheard));
-        match rule {
-            Some(rule) => self.found(rule, holder, ours),
-            // Whatever moved: from here on anew.
-            None if first.moved_to(&now) || apart > patience => self.first = Some((now, at)),
-            None => self.first = Some((first, since)),
+        if let Some(rule) = self.looks.look(Look::new(status, &sender), Instant::now(), whose, patience) {
+            self.found(rule, holder, ours);
         }
         Ok(())
+    }
+
+    /// B1: rows came since the last look, all of one transaction, so there is nothing to confirm yet.
+    fn reads_one_transaction(&mut self) -> bool {
+        let vitals = &self.engine.vitals;
+        let now = (vitals.rows().admitted, vitals.boundary());
+        let before = std::mem::replace(&mut self.read, now);
+        now.0 > before.0 && now.1 == before.1
     }
 
     fn found(&self, rule: Rule, holder: &SlotHolder, ours: bool) {

@@ -19,6 +19,7 @@ pub(crate) struct Vitals {
     /// Of the task that owns the socket (R-FB-4).
     pub(crate) heartbeat: Heartbeat,
     received: AtomicU64,
+    boundary: AtomicU64,
     resolved: AtomicU64,
     sent: AtomicU64,
     server_end: AtomicU64,
@@ -67,6 +68,7 @@ impl Vitals {
         Self {
             heartbeat: Heartbeat::new(Instant::now()),
             received: AtomicU64::new(0),
+            boundary: AtomicU64::new(0),
             resolved: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             server_end: AtomicU64::new(0),
@@ -97,9 +99,18 @@ impl Vitals {
         self.received.fetch_max(lsn.0, Ordering::AcqRel);
     }
 
+    /// End of the last transaction that was read completely.
+    pub(super) fn boundary(&self) -> Lsn {
+        Lsn(self.boundary.load(Ordering::Acquire))
+    }
+
+    pub(super) fn note_boundary(&self, lsn: Lsn) {
+        self.boundary.store(lsn.0, Ordering::Release);
+    }
+
     /// A new generation: positions start anew.
     pub(crate) fn forget_positions(&self) {
-        for position in [&self.received, &self.resolved, &self.sent] {
+        for position in [&self.received, &self.boundary, &self.resolved, &self.sent] {
             position.store(0, Ordering::Release);
         }
     }
