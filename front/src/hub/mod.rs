@@ -17,7 +17,7 @@ use tokio::{sync::watch, time::Instant};
 
 use routes::{BindingKey, Routes};
 pub(crate) use routes::{Route, Topic};
-use sequence::Verdict;
+use sequence::{Sequence, Verdict};
 pub(crate) use task::HubRunner;
 
 use crate::sink::{ChannelSink, encode_broadcast, encode_gap};
@@ -30,11 +30,18 @@ pub(crate) struct Hub {
     routes: Mutex<Routes>,
     /// Whether the bus has registered the subscription to the project's subjects.
     subscribed: watch::Sender<bool>,
+    /// Who leads the source, and its count of the project's messages: for the hub's task, which takes it in behind what the
+    /// bus sent before.
+    led: watch::Sender<Option<Led>>,
 }
+
+/// An epoch, and the `seq` of the project's last message in it; `None` = it wasn't said.
+type Led = (Epoch, Option<u64>);
 
 impl Hub {
     fn new(project: ProjectId, source: SourceId) -> Self {
-        Self { project, source: Mutex::new(source), routes: Mutex::default(), subscribed: watch::Sender::new(false) }
+        let (subscribed, led) = (watch::Sender::new(false), watch::Sender::new(None));
+        Self { project, source: Mutex::new(source), routes: Mutex::default(), subscribed, led }
     }
 
     /// Whether the bus has registered the hub's subscription, and when that changes.
@@ -48,7 +55,12 @@ impl Hub {
     }
 
     fn set_source(&self, source: SourceId) {
-        *self.source.lock().unwrap_or_else(PoisonError::into_inner) = source;
+        let before = std::mem::replace(&mut *self.source.lock().unwrap_or_else(PoisonError::into_inner), source);
+        if before != source {
+            // Epochs are a source's own.
+            self.led.send_replace(None);
+            self.routes().sequence = Sequence::default();
+        }
     }
 
     /// Routes changes to these bindings until the guard is dropped.
@@ -107,9 +119,26 @@ impl Hub {
         self.announce(&gap);
     }
 
-    /// The leader's count of the project's messages.
-    pub(crate) fn heartbeat(&self, epoch: Epoch, last: u64) {
-        self.routes().sequence.heartbeat(epoch, last, Instant::now());
+    /// A leader was heard of.
+    fn hear(&self, led: Led) {
+        self.led.send_if_modified(|known| {
+            let fresh = Some(led) >= *known;
+            *known = (*known).max(Some(led));
+            fresh
+        });
+    }
+
+    fn take_in(&self, (epoch, last): Led) {
+        let sequence = &mut self.routes().sequence;
+        sequence.led(epoch);
+        if let Some(last) = last {
+            sequence.heartbeat(epoch, last, Instant::now());
+        }
+    }
+
+    /// Whether a worker of this epoch has lost the lease.
+    fn is_past(&self, epoch: Epoch) -> bool {
+        self.routes().sequence.is_past(epoch)
     }
 
     fn judge(&self, epoch: Epoch, seq: u64) -> Verdict {

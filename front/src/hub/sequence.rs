@@ -32,13 +32,10 @@ pub(crate) enum Verdict {
 impl Sequence {
     /// Judges a message.
     pub(crate) fn message(&mut self, epoch: Epoch, seq: u64) -> Verdict {
-        let known = self.epoch;
-        if known.is_some_and(|known| epoch < known) {
+        if self.is_past(epoch) {
             return Verdict::Repeat;
         }
-        if known != Some(epoch) {
-            self.begin(epoch, known.is_some());
-        }
+        self.led(epoch);
         if self.seen.is_some_and(|seen| seq <= seen) {
             return Verdict::Repeat;
         }
@@ -50,14 +47,24 @@ impl Sequence {
         if last.is_some_and(|last| seq > last + 1) { Verdict::Jump } else { Verdict::Next }
     }
 
-    /// The leader says that `last` is the seq of the project's last message.
-    pub(crate) fn heartbeat(&mut self, epoch: Epoch, last: u64, now: Instant) {
-        if self.epoch.is_some_and(|known| epoch < known) {
-            return;
-        }
-        if self.epoch != Some(epoch) {
+    /// A worker of this epoch leads: what older ones still say has no meaning, also before the new one says anything.
+    pub(crate) fn led(&mut self, epoch: Epoch) {
+        if self.epoch.is_none_or(|known| known < epoch) {
             self.begin(epoch, self.epoch.is_some());
         }
+    }
+
+    /// Whether a worker of this epoch has lost the lease.
+    pub(crate) fn is_past(&self, epoch: Epoch) -> bool {
+        self.epoch.is_some_and(|known| epoch < known)
+    }
+
+    /// The leader says that `last` is the seq of the project's last message.
+    pub(crate) fn heartbeat(&mut self, epoch: Epoch, last: u64, now: Instant) {
+        if self.is_past(epoch) {
+            return;
+        }
+        self.led(epoch);
         match self.seen.or(self.floor) {
             None => self.floor = Some(last),
             Some(known) if last > known => self.tail = self.tail.or(Some((last, now + TAIL_GRACE))),
@@ -111,6 +118,17 @@ mod tests {
         let mut sequence = Sequence::default();
         assert_eq!(judge(&mut sequence, &[(1, 7), (2, 1), (1, 8), (2, 2)]), [Next, Next, Repeat, Next]);
         assert_eq!(judge(&mut sequence, &[(3, 2)]), [Jump], "number 1 of the epoch is missing");
+    }
+
+    #[test]
+    fn r_lease_2_a_leader_that_has_said_nothing_yet_ends_the_one_before() {
+        let mut sequence = Sequence::default();
+        assert_eq!(judge(&mut sequence, &[(1, 7)]), [Next]);
+        sequence.led(Epoch(2));
+        assert!(sequence.is_past(Epoch(1)) && !sequence.is_past(Epoch(2)));
+        assert_eq!(judge(&mut sequence, &[(1, 8), (2, 1)]), [Repeat, Next]);
+        sequence.led(Epoch(1));
+        assert_eq!(judge(&mut sequence, &[(2, 3)]), [Jump]);
     }
 
     #[tokio::test(start_paused = true)]

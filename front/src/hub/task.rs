@@ -7,7 +7,11 @@ use std::{
 use aura_bus::{Message, SharedBus, Subject, Subscription};
 use aura_domain::{Epoch, FrontId, ProjectId, SourceId};
 use aura_wire::{ChannelMessage, GapEnvelope, GapReason, IncomingChange, decode_token};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use futures_util::FutureExt as _;
+use tokio::{
+    task::unconstrained,
+    time::{MissedTickBehavior, interval, timeout},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{Hub, Topic, Verdict};
@@ -30,13 +34,15 @@ struct Inner {
     bus: SharedBus,
     front: FrontId,
     hubs: Mutex<HashMap<ProjectId, Arc<Hub>>>,
+    /// The last leader that was heard of, for hubs that come later.
+    epochs: Mutex<HashMap<SourceId, Epoch>>,
     tracker: TaskTracker,
     stop: CancellationToken,
 }
 
 impl HubRunner {
     pub(crate) fn new(bus: SharedBus, front: FrontId, tracker: TaskTracker, stop: CancellationToken) -> Self {
-        Self { inner: Arc::new(Inner { bus, front, hubs: Mutex::default(), tracker, stop }) }
+        Self { inner: Arc::new(Inner { bus, front, hubs: Mutex::default(), epochs: Mutex::default(), tracker, stop }) }
     }
 
     /// The project's hub. It lives while somebody holds it.
@@ -49,6 +55,9 @@ impl HubRunner {
         let hub = Arc::new(Hub::new(project, source));
         hubs.insert(project, Arc::clone(&hub));
         drop(hubs);
+        if let Some(epoch) = self.inner.epochs.lock().unwrap_or_else(PoisonError::into_inner).get(&source) {
+            hub.hear((*epoch, None));
+        }
         let prefix = format!("aura.realtime.{project}.");
         let task = HubTask { inner: Arc::clone(&self.inner), hub: Arc::clone(&hub), prefix };
         self.inner.tracker.spawn(task.run());
@@ -71,12 +80,15 @@ impl HubRunner {
         }
     }
 
-    /// The leader's counts.
-    pub(crate) fn heartbeat(&self, source: SourceId, epoch: Epoch, seqs: &[(ProjectId, u64)]) {
+    /// A worker says that it leads the source, and what it counts.
+    pub(crate) fn hear(&self, source: SourceId, epoch: Epoch, seqs: &[(ProjectId, u64)]) {
+        let mut epochs = self.inner.epochs.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = epochs.entry(source).or_insert(epoch);
+        *known = epoch.max(*known);
+        drop(epochs);
         for hub in self.all().into_iter().filter(|hub| hub.source() == source) {
-            if let Some((_, last)) = seqs.iter().find(|(project, _)| *project == hub.project) {
-                hub.heartbeat(epoch, *last);
-            }
+            let last = seqs.iter().find(|(project, _)| *project == hub.project).map(|(_, last)| *last);
+            hub.hear((epoch, last));
         }
     }
 }
@@ -126,7 +138,8 @@ impl HubTask {
     async fn receive(&self, mut subscription: Subscription) -> Unused {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut idle = 0;
+        let (mut idle, mut led) = (0, self.hub.led.subscribe());
+        led.mark_changed();
         loop {
             tokio::select! {
                 biased;
@@ -134,6 +147,16 @@ impl HubTask {
                     Some(message) => self.message(&message),
                     None => return Unused::No,
                 },
+                Ok(()) = led.changed() => {
+                    let heard = *led.borrow_and_update();
+                    // What the bus sent before it may have come since the queue was looked at: an older leader's last words,
+                    // of which it was told that they are received.
+                    while let Some(message) = unconstrained(subscription.next()).now_or_never() {
+                        let Some(message) = message else { return Unused::No };
+                        self.message(&message);
+                    }
+                    heard.into_iter().for_each(|led| self.hub.take_in(led));
+                }
                 _ = tick.tick() => {
                     self.hub.check_tail();
                     idle = if self.in_use() { 0 } else { idle + 1 };
@@ -198,6 +221,9 @@ impl HubTask {
         }
         if gap.source != self.hub.source() {
             return Err("foreign_source");
+        }
+        if message.headers.epoch.is_some_and(|epoch| self.hub.is_past(epoch)) {
+            return Ok(());
         }
         self.hub.announce(&gap);
         Ok(())

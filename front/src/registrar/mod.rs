@@ -10,7 +10,7 @@ use std::{
 };
 
 use aura_bus::{ConnectionState, Message, SharedBus, Subject};
-use aura_domain::{FrontId, SourceId, SubId};
+use aura_domain::{Epoch, FrontId, SourceId, SubId};
 use aura_wire::{
     GapReason,
     control::{Announcement, Heartbeat, SourceState, Subscription},
@@ -143,10 +143,9 @@ impl Registrar {
             tracing::warn!("dropped a malformed announcement of a worker");
             return;
         };
-        if let Announcement::LeaderHeartbeat { source, epoch, seqs, .. } = &announcement {
-            self.inner.hubs.heartbeat(*source, *epoch, seqs);
-        }
-        let source = announcement_source(&announcement);
+        let (source, epoch) = leader(&announcement);
+        let seqs = if let Announcement::LeaderHeartbeat { seqs, .. } = &announcement { seqs.as_slice() } else { &[] };
+        self.inner.hubs.hear(source, epoch, seqs);
         let link = self.inner.links.lock().unwrap_or_else(PoisonError::into_inner).get(&source).cloned();
         if let Some(link) = link {
             link.announced(&announcement);
@@ -211,11 +210,11 @@ impl Registrar {
     }
 }
 
-fn announcement_source(announcement: &Announcement) -> SourceId {
+fn leader(announcement: &Announcement) -> (SourceId, Epoch) {
     match announcement {
-        Announcement::WantSnapshots { source, .. }
-        | Announcement::Leader { source, .. }
-        | Announcement::RegistryChanged { source, .. }
-        | Announcement::LeaderHeartbeat { source, .. } => *source,
+        Announcement::WantSnapshots { source, epoch, .. }
+        | Announcement::Leader { source, epoch, .. }
+        | Announcement::RegistryChanged { source, epoch }
+        | Announcement::LeaderHeartbeat { source, epoch, .. } => (*source, *epoch),
     }
 }

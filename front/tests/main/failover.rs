@@ -1,9 +1,10 @@
 use std::sync::Arc;
 
-use aura_bus::MemoryBus;
+use aura_bus::{MemoryBus, Message, Subject};
 use aura_domain::{Epoch, Lsn};
 use aura_testkit::eventually;
 use aura_wire::{
+    GapEnvelope, GapReason,
     control::{Announcement, Request},
     phoenix::Version,
 };
@@ -11,7 +12,7 @@ use serde_json::json;
 
 use crate::{
     client::PATIENCE,
-    rig::{Rig, hasty, source},
+    rig::{Rig, change, hasty, position, project, source},
 };
 
 fn leader(epoch: i64, fronts: Vec<(aura_domain::FrontId, u64)>) -> Announcement {
@@ -31,8 +32,48 @@ async fn g8_a_new_leader_that_has_our_snapshot_is_no_gap() {
     rig.leader_has(1).await;
     let listed = rig.leader.state().front.clone();
     rig.leader.announce(&leader(2, listed.into_iter().collect())).await;
-    rig.change(1, "t", &[rig.leader.sub_id("t", "alice")]).await;
+    rig.publish(of_epoch(2, change(1, 1, "t", &[rig.leader.sub_id("t", "alice")]))).await;
     assert_eq!(client.next().await.event, "postgres_changes");
+    client.expect_nothing().await;
+}
+
+fn of_epoch(epoch: i64, mut message: Message) -> Message {
+    message.headers.epoch = Some(Epoch(epoch));
+    message
+}
+
+/// R-LEASE-2: epochs are compared per source, so that a leader ends the one before also for projects of which it has said
+/// nothing yet.
+#[tokio::test]
+async fn r_lease_2_nothing_of_an_older_leader_counts_once_a_new_one_is_heard() {
+    let rig = Rig::start().await;
+    let mut client = rig.subscriber("t", "alice").await;
+    let allowed = [rig.leader.sub_id("t", "alice")];
+    rig.leader.state().epoch = Epoch(2);
+    // What was on its way when the new one was heard still counts: its receipt was proved to the old one.
+    const ON_THE_WAY: u64 = 1000;
+    for n in 1..=ON_THE_WAY {
+        rig.publish(of_epoch(1, change(n, n, "t", &allowed))).await;
+    }
+    rig.leader.announce(&Announcement::RegistryChanged { source: source(), epoch: Epoch(2) }).await;
+    for n in 1..=ON_THE_WAY {
+        assert_eq!(client.next().await.payload["data"]["record"]["id"], n);
+    }
+    client.expect_nothing().await;
+    let (from, to, reason) = (Some(position(2000)), Some(position(2000)), GapReason::Skipped);
+    let gap = GapEnvelope { v: 1, project: project(), source: source(), from, to, reason, tables: None, sub_ids: None };
+    rig.publish(of_epoch(1, change(1001, 2000, "t", &allowed))).await;
+    rig.publish(of_epoch(1, Message::new(Subject::gap(project()), gap.encode()))).await;
+    rig.publish(of_epoch(2, change(1, 2000, "t", &allowed))).await;
+    rig.publish(of_epoch(2, Message::new(Subject::gap(project()), gap.encode()))).await;
+    rig.publish(of_epoch(2, change(2, 2001, "t", &allowed))).await;
+    let mut got = Vec::new();
+    for _ in 0..3 {
+        let next = client.next().await;
+        let reason = next.payload["gap"]["reason"].as_str().map(str::to_owned);
+        got.push((reason, next.payload["data"]["record"]["id"].as_i64()));
+    }
+    assert_eq!(got, [(None, Some(2000)), (Some("skipped".to_owned()), None), (None, Some(2001))]);
     client.expect_nothing().await;
 }
 
