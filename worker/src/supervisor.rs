@@ -318,6 +318,7 @@ mod tests {
             holder: holder.map(|id| WorkerId(id.to_owned())),
             operation: Some(operation.clone()),
             recreate_slot: false,
+            nudges: 0,
             last_report: None,
             live: None,
             live_age_ms: None,

@@ -411,3 +411,24 @@ async fn r_sd_6_a_row_that_makes_a_task_panic_three_times_is_skipped_with_a_gap(
     worker.stop().await;
     Ok(())
 }
+
+/// A run that ended badly is not repeated for a while, longer each time, unless somebody asks for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_eng_1_a_start_does_not_wait_for_the_pause_after_a_failed_run() -> anyhow::Result<()> {
+    let mut stage = stage().await?;
+    stage.sql.batch_execute("create table poison (id int primary key)").await?;
+    stage.bus = Arc::new(Faulty::default());
+    let worker = stage.run_worker().await;
+    stage.enable("poison").await?;
+    // Three runs for the first row, and the fourth one's end is followed by 8 s.
+    stage.sql.batch_execute("insert into poison values (1); insert into poison values (2)").await?;
+    let failed = || async {
+        let engine = stage.engine().await;
+        engine.epoch.0 == 4 && engine.state == EngineState::Failed && engine.holder.is_none()
+    };
+    eventually(PATIENCE, failed).await?;
+    stage.store.request_start(stage.source.id, CALLER).await?;
+    eventually(Duration::from_secs(5), || async { stage.engine().await.epoch.0 == 5 }).await?;
+    worker.stop().await;
+    Ok(())
+}

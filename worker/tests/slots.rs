@@ -15,6 +15,9 @@ use crate::{
     stage::{CALLER, PATIENCE, Stage},
 };
 
+/// From a start to the stream.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
 /// As an administrator by mistake, or a fail-over to a server that doesn't have it.
 async fn drop_slot(stage: &Stage) -> anyhow::Result<()> {
     let sql = "select pg_terminate_backend(active_pid) from pg_replication_slots where active;
@@ -273,6 +276,24 @@ async fn r_eng_9_an_engine_that_lacks_something_fails_with_its_code_until_it_is_
     let worker = stage.worker().await;
     let failed = stage.reaches(EngineState::Failed).await?;
     assert_eq!(failed.reason_code(), Some("wal_level"), "{:?}", failed.reason);
+    worker.stop().await;
+    Ok(())
+}
+
+/// What needs a person is not looked at often; the person says when it is worth it.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_eng_9_a_start_tries_what_has_failed_again_at_once() -> anyhow::Result<()> {
+    let options = PostgresOptions::default().setting("log_statement", "all");
+    let stage = Stage::on(Postgres::start_with(options).await?, Plugin::Auto).await?;
+    stage.sql.batch_execute("alter role aura_worker noreplication").await?;
+    let worker = stage.worker().await;
+    // The second pause is longer than what a start may take.
+    let looks = || stage.postgres.log().iter().filter(|line| line.contains("r.rolreplication")).count();
+    eventually(PATIENCE, || async { looks() >= 2 }).await?;
+    stage.reaches(EngineState::Failed).await?;
+    stage.sql.batch_execute("alter role aura_worker replication").await?;
+    stage.store.request_start(stage.source.id, CALLER).await?;
+    eventually(AT_ONCE, || async { worker.status.cdc_active() }).await?;
     worker.stop().await;
     Ok(())
 }

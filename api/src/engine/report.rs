@@ -73,6 +73,7 @@ mod tests {
             holder: Some(WorkerId("w".to_owned())),
             operation: None,
             recreate_slot: false,
+            nudges: 0,
             last_report: None,
             live: Some(live),
             live_age_ms: Some(1200),

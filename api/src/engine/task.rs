@@ -129,6 +129,7 @@ mod tests {
             holder: holder.then(|| WorkerId("w".to_owned())),
             operation,
             recreate_slot: false,
+            nudges: 0,
             last_report: None,
             live: None,
             live_age_ms: None,

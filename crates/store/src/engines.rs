@@ -38,6 +38,8 @@ pub struct Engine {
     pub operation: Option<Operation>,
     /// An operator asked for a new slot in place of a lost one.
     pub recreate_slot: bool,
+    /// Starts and new slots that were asked for so far: what has failed is tried again at once.
+    pub nudges: i64,
     /// How the last run ended.
     pub last_report: Option<EngineReport>,
     /// What the present run says of itself.
@@ -95,6 +97,7 @@ struct EngineRow {
     operation_remaining_ms: Option<i64>,
     operation_on_deadline: Option<String>,
     recreate_slot: bool,
+    nudges: i64,
     last_report: Option<Json<EngineReport>>,
     live: Option<Json<EngineLive>>,
     live_age_ms: Option<i64>,
@@ -112,7 +115,7 @@ macro_rules! columns {
             rfc3339!("operation_deadline_at"),
             " as operation_deadline_at,
              (extract(epoch from operation_deadline_at - clock_timestamp()) * 1000)::bigint as operation_remaining_ms,
-             operation_on_deadline, recreate_slot, last_report, live,
+             operation_on_deadline, recreate_slot, nudges, last_report, live,
              (extract(epoch from clock_timestamp() - live_at) * 1000)::bigint as live_age_ms"
         )
     };
@@ -127,6 +130,7 @@ impl TryFrom<EngineRow> for Engine {
             operation,
             holder: row.holder.map(WorkerId),
             recreate_slot: row.recreate_slot,
+            nudges: row.nudges,
             last_report: row.last_report.map(|Json(report)| report),
             live: row.live.map(|Json(live)| live),
             live_age_ms: row.live_age_ms,

@@ -122,6 +122,8 @@ impl Store {
                 let retry_after_ms = before.operation.map(|operation| operation.remaining_ms.max(0));
                 return Ok(StartRequest::Refused { state, retry_after_ms });
             }
+            let query = sqlx::query("update aura.engines set nudges = nudges + 1 where source_id = $1");
+            query.bind(source.0).execute(&mut *tx).await?;
             set_desired(&mut tx, source, Desired::Running).await?;
             let after = locked(&mut tx, source).await?;
             note(&mut tx, caller, "engine.start", &before, &after).await?;
@@ -136,7 +138,8 @@ impl Store {
         bounded(async {
             let mut tx = self.pool.begin().await?;
             let before = locked(&mut tx, source).await?;
-            let query = sqlx::query("update aura.engines set recreate_slot = true where source_id = $1");
+            let query =
+                sqlx::query("update aura.engines set recreate_slot = true, nudges = nudges + 1 where source_id = $1");
             query.bind(source.0).execute(&mut *tx).await?;
             let after = locked(&mut tx, source).await?;
             note(&mut tx, caller, "engine.recreate_slot", &before, &after).await?;

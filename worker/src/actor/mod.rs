@@ -41,6 +41,13 @@ pub(crate) struct Orders {
     pub(crate) dismissed: bool,
 }
 
+impl Orders {
+    /// How often an operator has asked for the engine so far.
+    fn nudges(&self) -> i64 {
+        self.row.as_ref().map_or(0, |row| row.engine.nudges)
+    }
+}
+
 /// An engine's row, and when it was read: its durations count from then.
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
@@ -96,6 +103,8 @@ pub(crate) struct Actor {
     /// When the process must have drained; set once it ends.
     process: watch::Receiver<Option<tokio::time::Instant>>,
     leading: Arc<AtomicBool>,
+    /// What came before the last run failed is worked off.
+    nudges_seen: i64,
 }
 
 impl Actor {
@@ -112,6 +121,7 @@ impl Actor {
             force: force.subscribe(),
             process,
             leading: Arc::clone(&leading),
+            nudges_seen: 0,
         };
         (actor, Handle { source, orders, force, leading })
     }
@@ -130,6 +140,7 @@ impl Actor {
                 pause = PAUSE.0;
             }
             if failed {
+                self.nudges_seen = self.orders.borrow().nudges();
                 not_before = Instant::now() + pause;
                 pause = (pause * 2).min(PAUSE.1);
             }
@@ -145,14 +156,14 @@ impl Actor {
             if self.process.borrow_and_update().is_some() {
                 return false;
             }
-            let (seek, dismissed) = {
+            let (seek, dismissed, nudged) = {
                 let orders = self.orders.borrow_and_update();
-                (orders.seek, orders.dismissed)
+                (orders.seek, orders.dismissed, orders.nudges() > self.nudges_seen)
             };
             if dismissed {
                 return false;
             }
-            if seek && Instant::now() >= not_before {
+            if seek && (nudged || Instant::now() >= not_before) {
                 return true;
             }
             tokio::select! {

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aura_domain::{Desired, EngineReport, Epoch};
+use aura_domain::{Desired, EngineReport, EngineState, Epoch};
 use aura_lease::Claim;
 use aura_store::StoreError;
 use tokio::time::sleep_until;
@@ -54,11 +54,12 @@ pub(super) struct Run<'a> {
     /// The tightest order to end so far, and since when it holds.
     pub(super) stop: Option<(Stop, Instant)>,
     force_seen: u64,
+    nudges_seen: i64,
 }
 
 /// Runs the engine until it ends; the lease may be released afterwards.
 pub(super) async fn run(actor: &Actor, claim: Claim, lost: CancellationToken) -> Option<EngineReport> {
-    let force_seen = *actor.force.borrow();
+    let (force_seen, nudges_seen) = (*actor.force.borrow(), actor.orders.borrow().nudges());
     let (epoch, desired) = match lost.run_until_cancelled(take(actor, &claim)).await? {
         Ok(taken) => taken?,
         Err(error) => {
@@ -70,8 +71,9 @@ pub(super) async fn run(actor: &Actor, claim: Claim, lost: CancellationToken) ->
     let of =
         Of { source: actor.source.id, name: actor.source.name.clone(), epoch, board: Arc::clone(&actor.deps.board) };
     let (states, fenced) = (States::begin(of), CancellationToken::new());
+    let (stop, fence) = (None, fenced.clone());
     let mut run =
-        Run { actor, claim, epoch, states: states.clone(), lost, fenced: fenced.clone(), stop: None, force_seen };
+        Run { actor, claim, epoch, states: states.clone(), lost, fenced: fence, stop, force_seen, nudges_seen };
     let writing = states.clone().write(actor.deps.store.clone(), fenced);
     // Ends with the run, whatever the database does.
     let writer = AbortOnDropHandle::new(tokio::spawn(writing));
@@ -172,8 +174,10 @@ impl Run<'_> {
             if row.engine.epoch > self.epoch {
                 self.fenced.cancel();
             }
-            if row.engine.recreate_slot && row.engine.epoch == self.epoch {
-                engine.ask_for_new_slot();
+            let nudged = row.engine.nudges > self.nudges_seen && self.states.now().state != EngineState::Running;
+            self.nudges_seen = row.engine.nudges;
+            if (nudged || row.engine.recreate_slot) && row.engine.epoch == self.epoch {
+                engine.try_again();
             }
         }
         if self.tighten(orders) {

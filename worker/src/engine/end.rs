@@ -65,8 +65,8 @@ impl Running {
         self.watched.hung.clone()
     }
 
-    /// An operator asked for a new slot.
-    pub(crate) fn ask_for_new_slot(&self) {
+    /// What it waits for may be there: an operator says so, or asked for a new slot.
+    pub(crate) fn try_again(&self) {
         self.new_slot.notify_one();
     }
 
