@@ -7,8 +7,9 @@ use std::{
 
 use aura_domain::{Condition, EngineState, OnDeadline};
 use aura_store::{Plugin, SlotRecreate};
-use aura_testkit::{Postgres, PostgresOptions, Shutdown, eventually};
+use aura_testkit::{Postgres, PostgresOptions, Shutdown, SlotWatch, eventually};
 use serde_json::json;
+use tokio_postgres::Client;
 
 use crate::{
     faults::Faulty,
@@ -34,6 +35,18 @@ async fn streams_in_generation(stage: &Stage, generation: u32) -> anyhow::Result
     eventually(PATIENCE, || async {
         let engine = stage.engine().await;
         engine.state == EngineState::Running && engine.generation.0 == generation
+    })
+    .await
+}
+
+/// Into the table `other`.
+async fn fill_until_lost(sql: &Client, slot: &SlotWatch) -> anyhow::Result<()> {
+    eventually(PATIENCE, || async {
+        let fill = "insert into other select repeat('x', 8000) from generate_series(1, 2000); select pg_switch_wal()";
+        sql.batch_execute(fill).await.expect("written");
+        sql.batch_execute("checkpoint").await.expect("done");
+        let state = slot.state().await.expect("read").expect("it is there");
+        state.wal_status.as_deref() == Some("lost")
     })
     .await
 }
@@ -92,15 +105,7 @@ async fn r_eng_8_a_lost_slot_that_was_never_ours_is_left_alone() -> anyhow::Resu
     let slot = stage.slot().await;
     for (owner, reason) in [(&elsewhere, "slot_of_other_database"), (here, "slot_lost")] {
         owner.execute(make, &[]).await?;
-        eventually(PATIENCE, || async {
-            let fill =
-                "insert into other select repeat('x', 8000) from generate_series(1, 2000); select pg_switch_wal()";
-            here.batch_execute(fill).await.expect("written");
-            here.batch_execute("checkpoint").await.expect("done");
-            let state = slot.state().await.expect("read").expect("it is there");
-            state.wal_status.as_deref() == Some("lost")
-        })
-        .await?;
+        fill_until_lost(here, &slot).await?;
         let worker = stage.worker().await;
         let failed = || async { worker.status.engines().values().any(|engine| engine.code == Some(reason)) };
         eventually(PATIENCE, failed).await?;
@@ -108,6 +113,42 @@ async fn r_eng_8_a_lost_slot_that_was_never_ours_is_left_alone() -> anyhow::Resu
         worker.stop().await;
         owner.execute("select pg_drop_replication_slot('aura_cdc_slot')", &[]).await?;
     }
+    Ok(())
+}
+
+/// The engine had a slot, which went, and under its name there is one now that we can't have made: it is neither read nor,
+/// once it is lost, dropped and made again.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_eng_8_a_slot_of_another_plugin_is_left_alone_even_when_lost() -> anyhow::Result<()> {
+    let options = PostgresOptions::default()
+        .setting("max_slot_wal_keep_size", "16MB")
+        .setting("max_wal_size", "64MB")
+        .setting("min_wal_size", "32MB");
+    let stage = Stage::on(Postgres::start_with(options).await?, Plugin::Auto).await?;
+    stage.sql.batch_execute("create table other (big text)").await?;
+    let worker = stage.run_worker().await;
+    let slot = stage.slot().await;
+    eventually(PATIENCE, || async { stage.store.position(stage.source.id).await.is_ok_and(|at| at.is_some()) }).await?;
+    worker.stop().await;
+    drop_slot(&stage).await?;
+    stage.sql.execute("select pg_create_logical_replication_slot('aura_cdc_slot', 'test_decoding')", &[]).await?;
+    for lost in [false, true] {
+        if lost {
+            fill_until_lost(&stage.sql, &slot).await?;
+        }
+        let worker = stage.worker().await;
+        let code = Some("slot_of_other_plugin");
+        let failed = || async { worker.status.engines().values().any(|engine| engine.code == code) };
+        eventually(PATIENCE, failed).await?;
+        assert!(
+            stage.reaches(EngineState::Failed).await?.reason.is_some_and(|reason| reason.contains("test_decoding"))
+        );
+        worker.stop().await;
+        let plugin = "select plugin::text from pg_replication_slots where slot_name = 'aura_cdc_slot'";
+        let plugin: String = stage.sql.query_one(plugin, &[]).await?.get(0);
+        assert_eq!(plugin, "test_decoding", "lost: {lost}");
+    }
+    assert!(gaps(&stage).await.is_empty());
     Ok(())
 }
 

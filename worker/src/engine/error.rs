@@ -30,6 +30,11 @@ pub(crate) enum EngineError {
     /// Slots are cluster-wide, and ours has the name of one that reads another database.
     #[error("the slot reads another database ({0}): give the source a slot name of its own")]
     SlotOfOtherDatabase(String),
+    /// Somebody else has made a slot of our name.
+    #[error(
+        "the slot is of another output plugin ({0}), so somebody else has made it: give the source a slot name of its own"
+    )]
+    SlotOfOtherPlugin(String),
     /// It needs an operator (R-ENG-8).
     #[error("the slot is {what}, and {why}")]
     SlotLost { what: &'static str, why: &'static str },
@@ -80,6 +85,7 @@ impl EngineError {
         let detail = match self {
             Self::SlotInUse { pid, name } => Some(format!("pid {pid} ({name})")),
             Self::SlotOfOtherDatabase(database) => Some(format!("it reads {database}")),
+            Self::SlotOfOtherPlugin(plugin) => Some(format!("its plugin is {plugin}")),
             Self::Source(error) => Some(error.to_string()),
             Self::SlotLost { .. } | Self::Stalled(_) | Self::GapRefused(_) | Self::Preflight(_) | Self::HalfOpen => {
                 Some(self.to_string())
@@ -100,6 +106,7 @@ impl EngineError {
             Self::PluginMissing => failed("plugin_missing"),
             Self::SlotInUse { .. } => backoff("slot_in_use_by_other"),
             Self::SlotOfOtherDatabase(_) => failed("slot_of_other_database"),
+            Self::SlotOfOtherPlugin(_) => failed("slot_of_other_plugin"),
             Self::SlotLost { .. } => failed("slot_lost"),
             Self::Preflight(finding) => failed(finding.code),
             Self::SlotHalfMade => backoff("slot_half_made"),
@@ -140,6 +147,7 @@ mod tests {
         let failed = [
             (EngineError::PluginMissing, "plugin_missing"),
             (EngineError::SlotOfOtherDatabase("app".to_owned()), "slot_of_other_database"),
+            (EngineError::SlotOfOtherPlugin("test_decoding".to_owned()), "slot_of_other_plugin"),
             (EngineError::Store(StoreError::Fenced), "fenced"),
             (EngineError::Preflight(Finding::critical("wal_level", "replica", "logical")), "wal_level"),
             (EngineError::SlotLost { what: "lost", why: "of a test" }, "slot_lost"),

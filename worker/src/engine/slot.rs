@@ -51,19 +51,16 @@ impl Engine {
         let entered = self.deps.store.position(self.source.id).await?.map(|(generation, _)| generation);
         // A position of this generation says that there was a slot.
         let used = entered.is_some() && entered == generation;
-        if let Some(status) = status.as_ref().filter(|status| status.database != self.url.database()) {
-            // Names of slots are cluster-wide. Whatever state it is in: it isn't ours to drop.
-            return Err(EngineError::SlotOfOtherDatabase(status.database.clone()));
-        }
+        let found = status.as_ref().map(|status| self.plugin_of(status)).transpose()?;
         if status.as_ref().is_some_and(is_useless) && entered.is_none() && !asked {
             return Err(EngineError::SlotLost { what: "lost", why: "nothing says that it was ours" });
         }
-        match status {
-            Some(status) if !is_useless(&status) => {
+        match status.zip(found) {
+            Some((status, plugin)) if !is_useless(&status) => {
                 if asked {
                     self.deps.store.new_slot_made(self.source.id, self.epoch).await?;
                 }
-                self.existing(sql, &status).await
+                self.existing(sql, &status, plugin).await
             }
             None if !used => self.create_slot(connection, sql).await,
             status => {
@@ -126,7 +123,21 @@ impl Engine {
         Ok(ReadySlot { replaced: true, ..made })
     }
 
-    async fn existing(&self, sql: &SqlConnection, status: &slot::SlotStatus) -> Result<ReadySlot, EngineError> {
+    /// Names of slots are cluster-wide, and anybody may have taken ours. Whatever state a slot is in that we can't have made:
+    /// it isn't ours to read, nor to drop.
+    fn plugin_of(&self, status: &slot::SlotStatus) -> Result<Plugin, EngineError> {
+        if status.database != self.url.database() {
+            return Err(EngineError::SlotOfOtherDatabase(status.database.clone()));
+        }
+        status.plugin.parse().map_err(|_| EngineError::SlotOfOtherPlugin(status.plugin.clone()))
+    }
+
+    async fn existing(
+        &self,
+        sql: &SqlConnection,
+        status: &slot::SlotStatus,
+        plugin: Plugin,
+    ) -> Result<ReadySlot, EngineError> {
         let holder = status.holder.as_ref().filter(|_| status.active);
         let is_ours =
             |holder: &slot::SlotHolder| slot::epoch_of(&holder.application_name, self.source.id) == Some(self.epoch);
@@ -142,7 +153,6 @@ impl Engine {
             // Our own last stream, about to go.
             _ => {}
         }
-        let plugin = if status.plugin == Plugin::Wal2json.library() { Plugin::Wal2json } else { Plugin::PgOutput };
         Ok(ReadySlot { plugin, confirmed: status.confirmed_flush.unwrap_or(Lsn::ZERO), replaced: false })
     }
 
