@@ -18,7 +18,7 @@ async fn backends(scene: &Scene) -> Result<Vec<String>> {
 }
 
 /// `stop` with a deadline of 3 s on an engine that can't drain: within 8 s it answers, truthfully, and the slot is free. Its
-/// stream, and with it the last sign of life (peers §4 b, c), ends within a second of the deadline.
+/// stream, and with it the last sign of life (peers §4 b), ends within a second of the deadline.
 async fn stop_in_time(scene: &Scene) -> Result<Value> {
     scene.split.platform_key().await?;
     let asked = Instant::now();
@@ -59,7 +59,7 @@ async fn start_again(scene: &mut Scene) -> Result<()> {
     scene.all_arrive().await.map(drop)
 }
 
-/// Another session holds a table that the engine must look at: a consumer that never returns (peers §4 b, c, d).
+/// Another session holds a table that the engine must look at: a consumer that never returns (peers §4 b, d).
 #[tokio::test]
 async fn scene_a_peers_4_a_stop_behind_a_locked_table_ends_in_time_and_delivers_nothing_after() -> Result<()> {
     let mut scene = Scene::start(SplitOptions::default()).await?;

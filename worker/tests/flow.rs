@@ -1,12 +1,16 @@
 //! Flow control on real parts: pauses, stalls and projects that hold everybody up.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
-use aura_domain::{Condition, EngineState, FlowLive};
+use aura_domain::{Condition, EngineState, FlowLive, OnDeadline};
 use aura_kit::Metrics;
 use aura_store::Plugin;
 use aura_testkit::{eventually, eventually_some};
 use serde_json::json;
+use tokio_postgres::Client;
 
 use crate::{
     faults::Faulty,
@@ -182,6 +186,64 @@ async fn r_sh_5_a_sink_that_stands_still_fails_the_engine() -> anyhow::Result<()
     assert_eq!((report.drain.admitted, report.drain.delivered, report.drain.abandoned), (2, 2, 0), "counted once");
     worker.stop().await;
     Ok(())
+}
+
+/// Peers §4 (c), R-FB-2, R-FB-3: a stop was asked for and nothing moves. The server goes on hearing of us while there is hope,
+/// then no more, and the slot is free: long before the stop's own deadline, by nothing but that silence.
+#[tokio::test(flavor = "multi_thread")]
+async fn peers_4_c_keepalives_end_before_a_stop_in_which_nothing_moves_and_so_does_the_stream() -> anyhow::Result<()> {
+    const STALL: f64 = 3.0;
+    const TIMEOUT: f64 = 2.0;
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    let bus = Arc::new(Faulty::default());
+    stage.bus = Arc::clone(&bus) as _;
+    stage.settings.stall_limit = Duration::from_secs_f64(STALL);
+    stage.sql.batch_execute("create table t (id int primary key)").await?;
+    stage.sql.batch_execute("alter role aura_worker set wal_sender_timeout = '2s'").await?;
+    let worker = stage.run_worker().await;
+    let mut watch = stage.changes().await;
+    stage.enable("t").await?;
+    let (slot, outside) = (stage.slot().await, stage.postgres.client("postgres").await?);
+    let held = bus.hold.write().await;
+    stage.sql.batch_execute("insert into t values (1), (2)").await?;
+    let end = slot.log_end().await?;
+    slot.wait(PATIENCE, |state| state.is_some_and(|state| state.sent >= Some(end))).await?;
+    let (walsender, asked) = (stage.walsender().await?, clock(&outside).await?);
+    let replies = Mutex::new(Vec::new());
+    let gone = eventually(PATIENCE, || async {
+        let last = "select extract(epoch from reply_time)::float8 from pg_stat_replication where pid = $1";
+        let Ok(row) = outside.query_opt(last, &[&walsender]).await else { return false };
+        let at = row.as_ref().and_then(|row| row.get::<_, Option<f64>>(0)).filter(|at| *at > asked);
+        let mut replies = replies.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = at.filter(|at| replies.last() != Some(at));
+        replies.extend(fresh);
+        row.is_none()
+    });
+    let gone = async {
+        gone.await?;
+        clock(&outside).await
+    };
+    let ((report, took), freed) = tokio::try_join!(stage.stop(15_000, OnDeadline::Force), gone)?;
+    let replies = replies.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let after: Vec<f64> = replies.iter().map(|at| at - asked).collect();
+    assert!(after.len() >= 3, "a drain keeps its stream alive: {after:?}");
+    // The time runs from the last row that was read, and a tick is a quarter of the time-out.
+    assert!(after.iter().all(|at| *at < STALL + TIMEOUT / 4.0), "it says that it lives, and it doesn't: {after:?}");
+    assert!(freed - asked < STALL + TIMEOUT, "{} s: {after:?}", freed - asked);
+    assert!(took < Duration::from_secs(10), "{took:?}: {report:?}");
+    assert_eq!((report.drain.delivered, report.drain.abandoned), (0, 2), "{report:?}");
+    drop(held);
+    stage.start().await?;
+    for id in [1, 2] {
+        assert_eq!(watch.next().await.data["record"], json!({"id": id}));
+    }
+    worker.stop().await;
+    Ok(())
+}
+
+/// The server's clock, in seconds.
+async fn clock(sql: &Client) -> anyhow::Result<f64> {
+    Ok(sql.query_one("select extract(epoch from clock_timestamp())::float8", &[]).await?.get(0))
 }
 
 /// R-SH-5: a bus that is known to be away is no stall: reading pauses at most, the slot is kept and nobody is skipped.
