@@ -143,11 +143,12 @@ impl Stack {
         };
         let components = async { tokio::join!(engines, api, sockets, server.finished()) };
         let ended = phases.run("components", Cap::Leaving(LEAVE), components).await;
+        let engines = ended.and_then(|(engines, ..)| engines.ok()).flatten().unwrap_or_default();
+        shutdown.foretell(&engines);
         // The database may be stopped next.
         let leaving = async { tokio::join!(server.close(), self.store.pool().close()) };
         phases.run("leave", Cap::AtMost(LEAVE), leaving).await;
-        let engines = ended.and_then(|(engines, ..)| engines.ok()).flatten();
-        Ok(engines.unwrap_or_default())
+        Ok(engines)
     }
 }
 

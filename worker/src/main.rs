@@ -79,9 +79,11 @@ async fn run(config: Config, shutdown: ShutdownHandle) -> Result<Vec<EngineRepor
     shutdown.token().cancelled().await;
     let phases = shutdown.phases();
     let reports = phases.run("engines", Cap::Leaving(LEAVE), engines).await;
-    phases.run("leave", Cap::AtMost(LEAVE), server.close()).await;
     // Without a word of its own: it was cut off or has panicked, and the shutdown knows.
-    Ok(reports.and_then(Result::ok).flatten().unwrap_or_default())
+    let reports = reports.and_then(Result::ok).flatten().unwrap_or_default();
+    shutdown.foretell(&reports);
+    phases.run("leave", Cap::AtMost(LEAVE), server.close()).await;
+    Ok(reports)
 }
 
 async fn build(config: &Config, shutdown: &ShutdownHandle) -> Result<(Worker, Server)> {

@@ -64,6 +64,7 @@ impl ShutdownArgs {
             handle_signals: true,
             watchdog: true,
             termination_log: self.termination_log.clone(),
+            strict_exit_codes: self.strict_exit_codes,
         }
     }
 }

@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use aura_domain::{Timed, Trigger};
+use aura_domain::{EngineReport, Timed, Trigger};
 use futures_util::FutureExt;
 use tokio::{sync::watch, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -30,7 +30,7 @@ pub(crate) use end::write_termination_log;
 pub use phases::{Cap, Phases};
 use watchdog::Watchdog;
 
-use crate::Failure;
+use crate::{Failure, exit};
 
 /// What the second signal leaves of the drain.
 const HURRIED: Duration = Duration::from_secs(1);
@@ -46,6 +46,8 @@ pub struct ShutdownOptions {
     pub watchdog: bool,
     /// Takes the last words on why the process ends, for the orchestrator.
     pub termination_log: Option<PathBuf>,
+    /// As [`ShutdownArgs::strict_exit_codes`].
+    pub strict_exit_codes: bool,
 }
 
 /// The process's shutdown. Cheap to clone; every method may be called from any thread.
@@ -216,6 +218,13 @@ impl ShutdownHandle {
         self.inner.options.watchdog
     }
 
+    /// The engines have ended: shows the exit code as `cdc_exit_code` to whoever still reads the metrics (F.12). Only what
+    /// fails after this changes it.
+    pub fn foretell(&self, engines: &[EngineReport]) {
+        let report = exit::report(self, Ok(engines.to_vec()));
+        metrics::gauge!("cdc_exit_code").set(report.exit_code(self.inner.options.strict_exit_codes));
+    }
+
     /// Ends the process at once, without destructors and whatever its other threads do. Says why first, if that takes no
     /// longer than a blocked standard error lets it.
     pub fn end_process(&self, code: u8, failure: &Failure) -> ! {
@@ -272,7 +281,39 @@ impl ShutdownHandle {
 
 #[cfg(test)]
 mod tests {
+    use aura_domain::{DrainReport, Epoch, LsnReport, Outcome, SourceId};
+    use metrics_exporter_prometheus::PrometheusBuilder;
+    use uuid::Uuid;
+
     use super::*;
+
+    #[test]
+    fn f_12_the_exit_code_is_shown_before_the_process_ends() {
+        let forced = EngineReport {
+            source: SourceId(Uuid::nil()),
+            epoch: Epoch(1),
+            outcome: Outcome::Forced,
+            reason: None,
+            drain: DrainReport { admitted: 1, abandoned: 1, ..DrainReport::default() },
+            lsn: LsnReport::default(),
+            rungs: vec![],
+            slot_released: true,
+            lease_released: true,
+        };
+        let shown = |strict_exit_codes, failed: bool| {
+            let shutdown = ShutdownHandle::unarmed(ShutdownOptions { strict_exit_codes, ..ShutdownOptions::default() });
+            if failed {
+                shutdown.fail(Failure::new("bus", "gone"));
+            }
+            let recorder = PrometheusBuilder::new().build_recorder();
+            metrics::with_local_recorder(&recorder, || shutdown.foretell(std::slice::from_ref(&forced)));
+            let text = recorder.handle().render();
+            text.lines().find_map(|line| line.strip_prefix("cdc_exit_code ").map(str::to_owned))
+        };
+        assert_eq!(shown(true, false).as_deref(), Some("3"), "a row comes again");
+        assert_eq!(shown(false, false).as_deref(), Some("0"));
+        assert_eq!(shown(true, true).as_deref(), Some("1"));
+    }
 
     #[tokio::test]
     async fn r_sd_4_the_second_signal_shortens_the_drain_and_nothing_lengthens_it() {
