@@ -49,6 +49,22 @@ pub struct WorkerArgs {
     /// Who streams from a slot for this long and has never confirmed anything is a zombie: seconds, or with s or m.
     #[arg(long, env = "CDC_ZOMBIE_AFTER", default_value = "5m", value_parser = time)]
     zombie_after: Duration,
+    /// A project without a single acknowledgement for this long is skipped with an announced gap: seconds, or with s or m.
+    #[arg(long, env = "CDC_SKIP_AFTER", default_value = "60s", value_parser = time)]
+    skip_after: Duration,
+    /// An engine whose work stands still for this long, though nothing is known to be away, fails: seconds, or with s or m.
+    #[arg(long, env = "CDC_STALL_LIMIT", default_value = "2m", value_parser = time)]
+    stall_limit: Duration,
+    /// A bus or source that is known to be away may be so for this long before the engine fails: seconds, or with s or m.
+    #[arg(long, env = "CDC_OUTAGE_LIMIT", default_value = "15m", value_parser = time)]
+    outage_limit: Duration,
+    /// An engine's task without a sign of life for this long is cut off: seconds, or with s or m.
+    #[arg(long, env = "CDC_WATCHDOG_LIMIT", default_value = "30s", value_parser = time)]
+    watchdog_limit: Duration,
+    /// Largest event that is sent whole, a larger one is reduced: bytes, or with KiB, MiB, MB, GiB. What the bus takes bounds
+    /// it, too.
+    #[arg(long, env = "CDC_MAX_EVENT_BYTES", default_value = "8MiB", value_parser = bytes)]
+    max_event_bytes: usize,
     /// Where leases are kept; auto is the cluster in a pod that may talk to it, else the platform database.
     #[arg(long, env = "LEASE_BACKEND", default_value = "auto", value_enum)]
     lease_backend: LeaseKind,
@@ -111,6 +127,11 @@ impl WorkerArgs {
             max_engines: self.max_engines,
             advance_interval: Duration::from_millis(self.advance_interval_ms),
             zombie_after: self.zombie_after,
+            skip_after: self.skip_after,
+            stall_limit: self.stall_limit,
+            outage_limit: self.outage_limit,
+            watchdog_limit: self.watchdog_limit,
+            max_event_bytes: self.max_event_bytes,
             lease_duration: Duration::from_secs(self.lease_duration_secs),
             pod: self.pod(),
             ..WorkerSettings::default()
@@ -140,7 +161,46 @@ fn time(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Alone {
+        #[command(flatten)]
+        worker: WorkerArgs,
+    }
+
+    fn parse(options: &[&str]) -> WorkerArgs {
+        Alone::try_parse_from(["worker"].iter().chain(options)).expect("valid").worker
+    }
+
+    fn limits(settings: &WorkerSettings) -> ([u64; 4], usize) {
+        let times = [settings.skip_after, settings.stall_limit, settings.outage_limit, settings.watchdog_limit];
+        (times.map(|time| time.as_secs()), settings.max_event_bytes)
+    }
+
+    #[test]
+    fn f_13_the_limits_have_their_options_and_their_defaults() {
+        let options = [
+            ("--skip-after", "10s"),
+            ("--stall-limit", "20"),
+            ("--outage-limit", "3m"),
+            ("--watchdog-limit", "40s"),
+            ("--max-event-bytes", "1MiB"),
+        ];
+        let given: Vec<_> = options.iter().flat_map(|(name, value)| [*name, *value]).collect();
+        assert_eq!(limits(&parse(&given).settings()), ([10, 20, 180, 40], 1 << 20));
+        assert_eq!(limits(&parse(&[]).settings()), limits(&WorkerSettings::default()));
+        assert_eq!(limits(&WorkerSettings::default()), ([60, 120, 900, 30], 8 << 20));
+    }
+
+    #[test]
+    fn f_13_a_limit_that_can_t_work_is_a_problem_of_the_configuration() {
+        let mut problems = Problems::default();
+        parse(&["--skip-after", "5m"]).check(&mut problems);
+        assert!(problems.list().iter().any(|problem| problem.contains("CDC_SKIP_AFTER")), "{:?}", problems.list());
+    }
 
     #[test]
     fn sizes_and_times_have_units() {

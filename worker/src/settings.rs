@@ -7,6 +7,11 @@ use crate::engine::BATCH_BYTES;
 /// What a worker needs besides the rows that it holds (R-MEM-9).
 const BESIDES: u64 = 64 << 20;
 
+/// Signs of life are 1 s apart, and a busy machine makes them late.
+const SHORTEST_WATCHDOG: Duration = Duration::from_secs(10);
+/// A reduced row has room in it: its key, its small columns, and what is around them.
+const SMALLEST_EVENT: usize = 64 << 10;
+
 /// Knobs of a worker, with the defaults of the `CDC_*` variables (design §8).
 #[derive(Debug, Clone)]
 pub struct WorkerSettings {
@@ -26,19 +31,19 @@ pub struct WorkerSettings {
     pub drain_timeout: Duration,
     /// `CDC_ZOMBIE_AFTER`: who streams for this long and has never confirmed anything is a zombie (R-ENG-7 Z1).
     pub zombie_after: Duration,
-    /// An engine's task without a sign of life for this long is cut off (R-FB-4).
+    /// `CDC_WATCHDOG_LIMIT`: an engine's task without a sign of life for this long is cut off (R-FB-4).
     pub watchdog_limit: Duration,
     /// Sources are taken from nobody before the pool has been the same for this long (R-LEASE-3).
     pub settle: Duration,
-    /// A project without a single acknowledgement for so long is skipped with an announced gap (R-SH-3).
+    /// `CDC_SKIP_AFTER`: a project without a single acknowledgement for so long is skipped with an announced gap (R-SH-3).
     pub skip_after: Duration,
-    /// An engine whose work stands still for so long, though nothing is known to be away, fails (R-SH-5).
+    /// `CDC_STALL_LIMIT`: an engine whose work stands still for so long, though nothing is known to be away, fails (R-SH-5).
     pub stall_limit: Duration,
-    /// A known outage may last so long.
+    /// `CDC_OUTAGE_LIMIT`: a known outage may last so long.
     pub outage_limit: Duration,
     /// `LEASE_DURATION_SECS`.
     pub lease_duration: Duration,
-    /// Largest event in bytes; a larger one is reduced (R-BIG-4).
+    /// `CDC_MAX_EVENT_BYTES`: largest event in bytes; a larger one is reduced (R-BIG-4).
     pub max_event_bytes: usize,
     /// Visibility connections per source (R-RLS-9).
     pub visibility_connections: usize,
@@ -103,6 +108,35 @@ impl WorkerSettings {
         if self.lease_duration < Duration::from_secs(3) {
             problems.push("LEASE_DURATION_SECS must be at least 3".to_owned());
         }
+        if event < SMALLEST_EVENT {
+            problems.push(format!("CDC_MAX_EVENT_BYTES is {event}, it must be at least {SMALLEST_EVENT} (64KiB)"));
+        }
+        problems.extend(self.limits_out_of_order());
+        problems
+    }
+
+    /// A project is skipped before it is a stall of its engine, and an outage is waited for longer than what nobody can
+    /// explain.
+    fn limits_out_of_order(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let limits = [
+            ("CDC_SKIP_AFTER", self.skip_after),
+            ("CDC_STALL_LIMIT", self.stall_limit),
+            ("CDC_OUTAGE_LIMIT", self.outage_limit),
+        ];
+        if self.skip_after.is_zero() {
+            problems.push("CDC_SKIP_AFTER must be more than 0 s".to_owned());
+        }
+        for ((shorter, less), (longer, more)) in limits.iter().zip(&limits[1..]) {
+            if less >= more {
+                let (less, more) = (less.as_secs_f64(), more.as_secs_f64());
+                problems.push(format!("{shorter} is {less} s, it must be shorter than {longer}, which is {more} s"));
+            }
+        }
+        if self.watchdog_limit < SHORTEST_WATCHDOG {
+            let (limit, least) = (self.watchdog_limit.as_secs_f64(), SHORTEST_WATCHDOG.as_secs());
+            problems.push(format!("CDC_WATCHDOG_LIMIT is {limit} s, it must be at least {least} s"));
+        }
         problems
     }
 }
@@ -125,6 +159,36 @@ mod tests {
         for (settings, container, words) in cases {
             let problems = settings.problems(container);
             assert!(problems.iter().any(|problem| problem.contains(words)), "{words}: {problems:?}");
+        }
+    }
+
+    #[test]
+    fn f_13_limits_are_in_order_and_none_is_too_short() {
+        let s = Duration::from_secs;
+        let with = |skip, stall, outage| WorkerSettings {
+            skip_after: s(skip),
+            stall_limit: s(stall),
+            outage_limit: s(outage),
+            ..WorkerSettings::default()
+        };
+        let fine = WorkerSettings { watchdog_limit: s(10), max_event_bytes: 64 << 10, ..with(1, 2, 3) };
+        assert_eq!(fine.problems(None), Vec::<String>::new());
+        let cases = [
+            (with(0, 120, 900), "CDC_SKIP_AFTER must be more than 0 s"),
+            (with(120, 120, 900), "CDC_SKIP_AFTER is 120 s, it must be shorter than CDC_STALL_LIMIT, which is 120 s"),
+            (with(60, 900, 900), "CDC_STALL_LIMIT is 900 s, it must be shorter than CDC_OUTAGE_LIMIT, which is 900 s"),
+            (
+                WorkerSettings { watchdog_limit: s(9), ..fine.clone() },
+                "CDC_WATCHDOG_LIMIT is 9 s, it must be at least 10 s",
+            ),
+            (
+                WorkerSettings { max_event_bytes: 65_535, ..fine },
+                "CDC_MAX_EVENT_BYTES is 65535, it must be at least 65536",
+            ),
+        ];
+        for (settings, words) in cases {
+            let problems = settings.problems(None);
+            assert!(problems.len() == 1 && problems[0].starts_with(words), "{words}: {problems:?}");
         }
     }
 }
