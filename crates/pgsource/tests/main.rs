@@ -1,6 +1,7 @@
 //! Both halves against a real PostgreSQL with wal2json: replication, and catalogue with visibility.
 
 mod admin;
+mod ddl;
 mod filters;
 mod json;
 mod lab;
