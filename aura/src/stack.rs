@@ -141,9 +141,12 @@ impl Stack {
             sockets_closed.cancel();
             front.await
         };
+        // What the engines said isn't lost if another part is cut off.
+        let mut ended = None;
+        let engines = async { ended = Some(engines.await) };
         let components = async { tokio::join!(engines, api, sockets, server.finished()) };
-        let ended = phases.run("components", Cap::Leaving(LEAVE), components).await;
-        let engines = ended.and_then(|(engines, ..)| engines.ok()).flatten().unwrap_or_default();
+        phases.run("components", Cap::Leaving(LEAVE), components).await;
+        let engines = aura_worker::reports(ended, shutdown);
         shutdown.foretell(&engines);
         // The database may be stopped next.
         let leaving = async { tokio::join!(server.close(), self.store.pool().close()) };

@@ -29,7 +29,7 @@ pub use args::WorkerArgs;
 use aura_bus::SharedBus;
 use aura_domain::{EngineReport, EngineState, SourceId, WorkerId};
 use aura_flow::Heartbeat;
-use aura_kit::ShutdownHandle;
+use aura_kit::{Failure, ShutdownHandle};
 use aura_lease::{LeaseBackend, worker_id};
 use aura_store::{Store, StoreError};
 use axum::Router;
@@ -38,7 +38,7 @@ use secrecy::SecretString;
 use serde_json::json;
 pub use settings::WorkerSettings;
 pub use status::EngineStatus;
-use tokio::{sync::watch, time::Instant};
+use tokio::{sync::watch, task::JoinError, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -169,6 +169,19 @@ impl Worker {
         tasks.wait().await;
         reports
     }
+}
+
+/// What the engines said at the end, of the task that [`ShutdownHandle::spawn`] made of [`Worker::run`]; `None` = it was cut
+/// off. Then nobody can say that nothing was abandoned, and the process fails (F.10).
+pub fn reports(
+    ended: Option<Result<Option<Vec<EngineReport>>, JoinError>>,
+    shutdown: &ShutdownHandle,
+) -> Vec<EngineReport> {
+    if ended.is_none() {
+        shutdown.fail(Failure::new("engines", "they did not end in time and were cut off"));
+    }
+    // Without a word it has panicked, and the shutdown knows.
+    ended.and_then(Result::ok).flatten().unwrap_or_default()
 }
 
 /// Reaches the actors of this process's engines; cheap to clone.

@@ -78,9 +78,8 @@ async fn run(config: Config, shutdown: ShutdownHandle) -> Result<Vec<EngineRepor
     let engines = shutdown.spawn("engines", worker.run(shutdown.clone()));
     shutdown.token().cancelled().await;
     let phases = shutdown.phases();
-    let reports = phases.run("engines", Cap::Leaving(LEAVE), engines).await;
-    // Without a word of its own: it was cut off or has panicked, and the shutdown knows.
-    let reports = reports.and_then(Result::ok).flatten().unwrap_or_default();
+    let ended = phases.run("engines", Cap::Leaving(LEAVE), engines).await;
+    let reports = aura_worker::reports(ended, &shutdown);
     shutdown.foretell(&reports);
     phases.run("leave", Cap::AtMost(LEAVE), server.close()).await;
     Ok(reports)

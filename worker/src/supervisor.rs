@@ -29,7 +29,7 @@ pub(crate) const HEARTBEAT: Duration = Duration::from_secs(2);
 /// A worker that missed three is dead, even if leases are shorter.
 const MISSED: Duration = Duration::from_secs(6);
 /// Saying goodbye at the end; whoever is silent is forgotten anyway.
-const GOODBYE: Duration = Duration::from_secs(1);
+const GOODBYE: Duration = Duration::from_millis(300);
 
 /// See the module.
 pub(crate) struct Supervisor {
@@ -112,15 +112,17 @@ impl Supervisor {
     async fn end(&mut self) -> Vec<EngineReport> {
         let mut reports = Vec::new();
         loop {
+            let view = async {
+                sleep(REFRESH).await;
+                View::read(&self.deps.store).await
+            };
             tokio::select! {
                 ended = self.working.join_next() => match ended {
                     Some(Ok(report)) => reports.extend(report),
                     Some(Err(error)) => tracing::error!(%error, "an engine's actor ended without a word"),
                     None => return reports,
                 },
-                () = sleep(REFRESH) => if let Ok(Ok(view)) = timeout(REFRESH, View::read(&self.deps.store)).await {
-                    self.pass_on(&view, &pool::Plan::default());
-                },
+                Ok(view) = view => self.pass_on(&view, &pool::Plan::default()),
             }
         }
     }

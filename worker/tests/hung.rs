@@ -5,12 +5,12 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use aura_domain::{EngineState, Lsn, OnDeadline, Outcome, ProjectId, ShardReport};
 use aura_store::{CreatedProject, NewProject, Plugin};
-use aura_testkit::eventually;
+use aura_testkit::{Flow, TcpProxy, eventually};
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use serde_json::json;
 use uuid::Uuid;
@@ -141,5 +141,39 @@ async fn r_sd_2_a_stuck_project_keeps_no_others_rows_from_being_drained() -> any
     assert_eq!(count(|shard| shard.abandoned > 0), 1, "{report:?}");
     assert!(count(|shard| shard.abandoned == 0 && shard.delivered > 0) >= 1, "the others have shards of their own");
     worker.stop().await;
+    Ok(())
+}
+
+/// The end of a process waits for no database: what was drained and verified is said, though nobody can write it down.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_sd_3_a_process_ends_while_the_platform_database_hangs() -> anyhow::Result<()> {
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    let proxy = TcpProxy::start(stage.postgres.port()).await?;
+    stage.platform_port = proxy.port();
+    stage.settings.lease_duration = Duration::from_secs(15);
+    stage.sql.batch_execute("create table t (id int primary key)").await?;
+    let leader = stage.run_worker().await;
+    stage.enable("t").await?;
+    let mut watch = stage.changes().await;
+    stage.sql.batch_execute("insert into t values (1)").await?;
+    watch.next().await;
+    let standby = stage.worker().await;
+    eventually(PATIENCE, || async { standby.status.is_ready() }).await?;
+    proxy.set(Flow::Frozen);
+
+    let began = Instant::now();
+    assert_eq!(standby.stop().await, []);
+    assert!(began.elapsed() < Duration::from_secs(1), "idle, and it took {:?}", began.elapsed());
+
+    let began = Instant::now();
+    let reports = leader.stop().await;
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    let [report] = reports.as_slice() else { panic!("one engine: {reports:?}") };
+    assert_eq!(
+        (report.outcome, report.drain.delivered, report.slot_released),
+        (Outcome::Drained, 1, true),
+        "{report:?}"
+    );
+    assert!(!report.is_incomplete(), "{report:?}");
     Ok(())
 }

@@ -45,6 +45,8 @@ pub(crate) struct Stage {
     pub(crate) sql: Client,
     /// Of the workers that start from now on.
     pub(crate) settings: WorkerSettings,
+    /// They reach the platform database through this port.
+    pub(crate) platform_port: u16,
     rev: u64,
 }
 
@@ -122,13 +124,13 @@ impl Stage {
         let bus: SharedBus = Arc::new(MemoryBus::new());
         let settings = WorkerSettings { lease_duration: Duration::from_secs(3), ..WorkerSettings::default() };
         let (project, schema) = (project.id, project.schema);
-        Ok(Self { postgres, store, admin, bus, source, project, schema, sql, settings, rev: 0 })
+        let platform_port = postgres.port();
+        Ok(Self { postgres, store, admin, bus, source, project, schema, sql, settings, platform_port, rev: 0 })
     }
 
     /// The worker's connections to the source go to this port from now on.
     pub(crate) async fn reach_source_through(&mut self, port: u16) -> anyhow::Result<()> {
-        let direct = self.postgres.url_as("aura_worker", "secret", "app");
-        let url = direct.replace(&format!(":{}/", self.postgres.port()), &format!(":{port}/"));
+        let url = self.through(port, &self.postgres.url_as("aura_worker", "secret", "app"));
         self.source = self
             .store
             .upsert_source(NewSource {
@@ -141,6 +143,10 @@ impl Stage {
             })
             .await?;
         Ok(())
+    }
+
+    fn through(&self, port: u16, url: &str) -> String {
+        url.replace(&format!(":{}/", self.postgres.port()), &format!(":{port}/"))
     }
 
     pub(crate) async fn set_slot_recreate(&mut self, slot_recreate: SlotRecreate) -> anyhow::Result<()> {
@@ -211,7 +217,8 @@ impl Stage {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
         let settings = self.settings.clone();
-        let (url, key) = (self.postgres.url("platform"), self.store.master_key().clone());
+        let url = self.through(self.platform_port, &self.postgres.url("platform"));
+        let key = self.store.master_key().clone();
         let store =
             runtime.spawn(async move { Store::connect(&url, key).await }).await.expect("no panic").expect("connected");
         let lease = Arc::new(PostgresLease::new(&store));

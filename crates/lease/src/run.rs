@@ -22,6 +22,9 @@ pub struct LeaseConfig {
     pub retry: Duration,
 }
 
+/// Who was told to stop waits no longer than this for a back end: a lease expires.
+const AT_STOP: Duration = Duration::from_millis(500);
+
 impl LeaseConfig {
     /// Until the next renewal: a third of the duration, a little less so that the renewals of leases that were won together
     /// spread.
@@ -102,7 +105,7 @@ where
             held
         };
         if held {
-            release(backend, config, claim).await;
+            release(backend, config, &stop, claim).await;
         }
         // Not sooner, whatever changes hands: work that fails at once must not go round among the workers like a top.
         stop.run_until_cancelled(sleep(config.retry)).await;
@@ -119,12 +122,12 @@ async fn acquire(
         let sent = Instant::now();
         // An acquisition is a read and a write.
         let patience = config.patience() * 2;
-        match timeout(patience, backend.try_acquire(&config.name, &config.holder, config.duration)).await {
-            Ok(Ok(Some(claim))) if stop.is_cancelled() => release(backend, config, claim).await,
-            Ok(Ok(Some(claim))) => return Some((claim, sent)),
-            Ok(Ok(None)) => {}
-            Ok(Err(error)) => tracing::warn!(lease = %config.name, %error, "could not try to acquire the lease"),
-            Err(_) => tracing::warn!(lease = %config.name, "the lease back end hangs"),
+        match bounded(patience, stop, backend.try_acquire(&config.name, &config.holder, config.duration)).await {
+            Some(Ok(Some(claim))) if stop.is_cancelled() => release(backend, config, stop, claim).await,
+            Some(Ok(Some(claim))) => return Some((claim, sent)),
+            Some(Ok(None)) => {}
+            Some(Err(error)) => tracing::warn!(lease = %config.name, %error, "could not try to acquire the lease"),
+            None => tracing::warn!(lease = %config.name, "the lease back end hangs"),
         }
         tokio::select! {
             () = stop.cancelled() => {}
@@ -170,10 +173,23 @@ async fn keep(
 }
 
 /// Best effort: a lease that couldn't be released expires.
-async fn release(backend: &dyn LeaseBackend, config: &LeaseConfig, claim: Claim) {
-    match timeout(config.patience() * 2, backend.release(claim)).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(lease = %config.name, %error, "could not release the lease"),
-        Err(_) => tracing::warn!(lease = %config.name, "the lease back end hangs, the lease will expire"),
+async fn release(backend: &dyn LeaseBackend, config: &LeaseConfig, stop: &CancellationToken, claim: Claim) {
+    match bounded(config.patience() * 2, stop, backend.release(claim)).await {
+        Some(Ok(())) => {}
+        Some(Err(error)) => tracing::warn!(lease = %config.name, %error, "could not release the lease"),
+        None => tracing::warn!(lease = %config.name, "the lease back end hangs, the lease will expire"),
+    }
+}
+
+/// What a call answers within `limit`, and, once there is to be an end, not much later. `None` = it hangs.
+async fn bounded<T>(limit: Duration, stop: &CancellationToken, call: impl Future<Output = T>) -> Option<T> {
+    let stopped = async {
+        stop.cancelled().await;
+        sleep(AT_STOP).await;
+    };
+    tokio::select! {
+        biased;
+        answer = timeout(limit, call) => answer.ok(),
+        () = stopped => None,
     }
 }
