@@ -28,7 +28,7 @@ impl Platform {
     pub(crate) async fn play_leader(&self, name: &str) -> Result<(WorkerId, Epoch)> {
         let worker = WorkerId(name.to_owned());
         self.heartbeat(&worker, false).await?;
-        let epoch = self.store.take_engine(self.source.id, &worker).await?;
+        let (epoch, _) = self.store.take_engine(self.source.id, &worker).await?;
         self.store.set_engine_state(self.source.id, epoch, EngineState::Running, None).await?;
         Ok((worker, epoch))
     }

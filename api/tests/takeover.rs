@@ -144,7 +144,7 @@ async fn r_eng_1_reads_and_stops_do_not_wait_for_a_source_that_never_answers() -
             slot_recreate: SlotRecreate::Auto,
         })
         .await?;
-    let epoch = platform.store.take_engine(source.id, &WorkerId("w".to_owned())).await?;
+    let (epoch, _) = platform.store.take_engine(source.id, &WorkerId("w".to_owned())).await?;
     platform.store.set_engine_state(source.id, epoch, EngineState::Running, None).await?;
     for path in ["/v1/engines", "/v1/engines/deaf", "/v1/workers", "/v1/engines/deaf/gaps", "/v1/sources/deaf"] {
         assert_eq!(platform.get(path).await?.status, StatusCode::OK, "{path}");

@@ -224,7 +224,7 @@ async fn r_eng_3_start_answers_when_it_runs_and_says_what_holds_it_up() -> Resul
 #[tokio::test]
 async fn r_eng_8_a_new_slot_only_where_the_old_one_is_of_no_use() -> Result<()> {
     let platform = Platform::start().await?;
-    let epoch = platform.store.take_engine(platform.source.id, &WorkerId("w".to_owned())).await?;
+    let (epoch, _) = platform.store.take_engine(platform.source.id, &WorkerId("w".to_owned())).await?;
     let running = platform.verb("recreate-slot", None).await?;
     assert_eq!((running.status, running.code()), (StatusCode::CONFLICT, "engine_state_conflict"));
     platform.store.set_engine_state(platform.source.id, epoch, EngineState::Failed, Some("slot_lost")).await?;

@@ -97,7 +97,7 @@ async fn r_eng_3_the_worker_stops_and_starts_its_engine_when_asked_itself() -> a
 #[tokio::test(flavor = "multi_thread")]
 async fn r_eng_1_a_start_is_not_done_while_nobody_that_lives_runs_the_engine() -> anyhow::Result<()> {
     let stage = Stage::new(Plugin::Auto).await?;
-    let epoch = stage.store.take_engine(stage.source.id, &WorkerId("dead".to_owned())).await?;
+    let (epoch, _) = stage.store.take_engine(stage.source.id, &WorkerId("dead".to_owned())).await?;
     stage.store.set_engine_state(stage.source.id, epoch, EngineState::Running, None).await?;
     let lock = stage.postgres.client("platform").await?;
     lock.batch_execute("begin; lock aura.leases in access exclusive mode").await?;

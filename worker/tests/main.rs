@@ -12,3 +12,4 @@ mod losses;
 mod pool;
 mod slots;
 mod stage;
+mod successor;

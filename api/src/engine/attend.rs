@@ -1,8 +1,6 @@
 //! Ends one engine from outside. `stopped` is written only after the slot was seen inactive.
 
-use aura_domain::{
-    EngineLive, EngineReport, EngineState, Epoch, Lag, OnDeadline, Outcome, SourceId, Timed, climb_again,
-};
+use aura_domain::{EngineLive, EngineReport, EngineState, Epoch, Lag, OnDeadline, SourceId, Timed};
 use aura_pgsource::{
     ladder::{Climb, Freed, Target, zombie_reason},
     slot::{SlotHolder, SlotStatus},
@@ -10,7 +8,7 @@ use aura_pgsource::{
 use aura_store::{Ending, Engine, Source, StoreError};
 use tokio::time::Instant;
 
-use super::{report, slot, task, task::Task};
+use super::{slot, task, task::Task};
 use crate::{
     error::{ApiError, Result},
     state::AppState,
@@ -51,7 +49,7 @@ pub(super) async fn attend(state: &AppState, source: SourceId, urgent: bool) -> 
     match task::task(&engine, led, urgent) {
         Some(Task::TakeOver(policy)) => take_over(state, &source, &engine, policy).await,
         Some(Task::Again(policy)) => {
-            let report = report::of_run(&engine, policy);
+            let report = engine.report_from_outside(policy);
             end(state, &source, &engine, (engine.epoch, engine.state), report, policy).await
         }
         Some(Task::Assist) => Ok(seen(free(&source, &engine, engine.epoch).await.freed)),
@@ -65,7 +63,7 @@ async fn take_over(state: &AppState, source: &Source, engine: &Engine, policy: O
         OnDeadline::Force => EngineState::ForceClosing,
         OnDeadline::Abandon => EngineState::Closing,
     };
-    let report = report::of_run(engine, policy);
+    let report = engine.report_from_outside(policy);
     let Some(epoch) = state.store().take_end(engine, ending, Some(&report)).await? else { return Ok(Seen::Nothing) };
     tracing::warn!(source = %source.id, %epoch, was = %engine.state, holder = ?engine.holder, policy = %policy,
         "ending the engine from outside");
@@ -85,7 +83,7 @@ async fn end(
         OnDeadline::Force => free(source, engine, epoch).await,
         OnDeadline::Abandon => observed(source).await,
     };
-    add(&mut report, &climb);
+    climb.tell(&mut report);
     let reason = reason(source, &climb.freed);
     let seen_state = match &climb.freed {
         Freed::Free => EngineState::Stopped,
@@ -101,7 +99,7 @@ async fn end(
 
 /// Nobody leads and nobody is to: what holds the slot under our name is left over, and ended at once (R-ENG-7, Z6).
 async fn watch(state: &AppState, source: &Source, engine: Engine) -> Result<Seen> {
-    let mut report = report::of_run(&engine, OnDeadline::Force);
+    let mut report = engine.report_from_outside(OnDeadline::Force);
     let mut epoch = engine.epoch;
     if engine.holder.is_some() {
         // A dead worker; should it come back, it is not to write over what is found now.
@@ -116,7 +114,7 @@ async fn watch(state: &AppState, source: &Source, engine: Engine) -> Result<Seen
         tracing::warn!(source = %source.id, pid = ended.pid, name = ended.application_name, rungs = ?names(&climb.rungs),
             "ended what held the slot although nobody runs the engine");
     }
-    add(&mut report, &climb);
+    climb.tell(&mut report);
     let reason = reason(source, &climb.freed);
     let ending = match &climb.freed {
         Freed::Free if engine.state == EngineState::Stopped => None,
@@ -174,16 +172,6 @@ pub(crate) fn is_unreachable(engine: &Engine) -> bool {
 /// Whether a process says that it is this source's engine.
 pub(super) fn is_ours(source: &Source, holder: &SlotHolder) -> bool {
     aura_pgsource::slot::epoch_of(&holder.application_name, source.id).is_some()
-}
-
-/// What the ladder did, into the report of the run that it ended.
-fn add(report: &mut EngineReport, climb: &Climb) {
-    if climb.ended.is_some() {
-        report.outcome = Outcome::Forced;
-    }
-    climb_again(&mut report.rungs, climb.rungs.clone());
-    report.slot_released = matches!(climb.freed, Freed::Free);
-    report.lsn.verified = climb.confirmed().or(report.lsn.verified);
 }
 
 fn reason(source: &Source, freed: &Freed) -> Option<String> {

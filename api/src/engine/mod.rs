@@ -3,7 +3,6 @@
 
 mod attend;
 mod closer;
-mod report;
 mod slot;
 mod task;
 mod verbs;

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
     attend::{FOREIGN, Seen, is_ours},
-    report, slot, task,
+    slot, task,
 };
 use crate::{
     error::{ApiError, Result},
@@ -116,8 +116,7 @@ async fn wait(state: &AppState, source: &Source, operation: &Operation, deadline
 }
 
 fn reported(engine: Engine) -> Stopped {
-    let report = engine.last_report.clone();
-    Stopped::Report(Box::new(report.unwrap_or_else(|| report::none(&engine))))
+    Stopped::Report(Box::new(engine.report()))
 }
 
 /// Starts an engine and waits until it runs: true, or the time is over: false.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use aura_domain::{Epoch, Lsn, Rung, SourceId, Timed, quote_literal};
+use aura_domain::{EngineReport, Epoch, Lsn, Outcome, Rung, SourceId, Timed, climb_again, quote_literal};
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_postgres::{Client, error::SqlState};
 
@@ -123,6 +123,16 @@ impl Climb {
     /// What the slot has confirmed.
     pub fn confirmed(&self) -> Option<Lsn> {
         self.slot.as_ref()?.confirmed_flush
+    }
+
+    /// What the ladder did, into the report of the run that it ended.
+    pub fn tell(&self, report: &mut EngineReport) {
+        if self.ended.is_some() {
+            report.outcome = Outcome::Forced;
+        }
+        climb_again(&mut report.rungs, self.rungs.clone());
+        report.slot_released = matches!(self.freed, Freed::Free);
+        report.lsn.verified = self.confirmed().or(report.lsn.verified);
     }
 
     async fn free(&mut self, client: &Client, target: Target<'_>, deadline: Instant) -> Result<Freed, SourceError> {

@@ -169,6 +169,13 @@ pub(crate) async fn fence(connection: &mut PgConnection, source: SourceId, epoch
     row.map(|_| ()).ok_or(StoreError::Fenced)
 }
 
+/// Reads an engine and keeps it from changing until the transaction ends.
+pub(crate) async fn locked(connection: &mut PgConnection, source: SourceId) -> Result<Engine, StoreError> {
+    let query = sqlx::query("select from aura.engines where source_id = $1 for no key update");
+    query.bind(source.0).fetch_optional(&mut *connection).await?.ok_or(StoreError::NotFound("engine"))?;
+    read_engine(connection, source).await?.ok_or(StoreError::NotFound("engine"))
+}
+
 /// Reads one engine.
 pub(crate) async fn read_engine(connection: &mut PgConnection, source: SourceId) -> Result<Option<Engine>, StoreError> {
     let query =
@@ -177,26 +184,33 @@ pub(crate) async fn read_engine(connection: &mut PgConnection, source: SourceId)
 }
 
 impl Store {
-    /// A new epoch for nobody: every worker's writes fail from now on. The api's fence, before it ends a run by itself.
+    /// A new epoch for nobody: every worker's writes fail from now on.
     pub async fn raise_epoch(&self, source: SourceId) -> Result<Epoch, StoreError> {
-        self.new_epoch(source, None).await
+        Ok(self.new_epoch(source, None).await?.0)
     }
 
-    /// A new epoch for the worker that has just won the source's lease: every older worker's writes fail from now on.
+    /// A new epoch for the worker that has just won the source's lease: every older worker's writes fail from now on. With
+    /// it comes the engine as it was left: only from that can be told how the run before ended.
     /// The caller then reads the lease again and stops if it isn't its own (R-LEASE-2), and reads the engine again:
     /// somebody may have stopped it meanwhile.
-    pub async fn take_engine(&self, source: SourceId, worker: &WorkerId) -> Result<Epoch, StoreError> {
+    pub async fn take_engine(&self, source: SourceId, worker: &WorkerId) -> Result<(Epoch, Engine), StoreError> {
         self.new_epoch(source, Some(worker)).await
     }
 
-    async fn new_epoch(&self, source: SourceId, holder: Option<&WorkerId>) -> Result<Epoch, StoreError> {
-        let query = sqlx::query_scalar(
-            "update aura.engines set epoch = epoch + 1, holder = $2, live = null, live_at = null
-             where source_id = $1 returning epoch",
-        );
-        let query = query.bind(source.0).bind(holder.map(|worker| &worker.0));
-        let epoch = bounded(async { Ok(query.fetch_optional(&self.pool).await?) }).await?;
-        epoch.map(Epoch).ok_or(StoreError::NotFound("engine"))
+    async fn new_epoch(&self, source: SourceId, holder: Option<&WorkerId>) -> Result<(Epoch, Engine), StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            let before = locked(&mut tx, source).await?;
+            let query = sqlx::query_scalar(
+                "update aura.engines set epoch = epoch + 1, holder = $2, live = null, live_at = null
+                 where source_id = $1 returning epoch",
+            );
+            let query = query.bind(source.0).bind(holder.map(|worker| &worker.0));
+            let epoch = query.fetch_one(&mut *tx).await?;
+            tx.commit().await?;
+            Ok((Epoch(epoch), before))
+        })
+        .await
     }
 
     /// One engine.

@@ -23,6 +23,7 @@ mod panics;
 mod projects;
 mod registrations;
 mod registry;
+mod report;
 mod signals;
 mod sources;
 mod workers;

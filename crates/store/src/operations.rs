@@ -4,10 +4,7 @@ use aura_domain::{Desired, EngineReport, EngineState, Epoch, OnDeadline, Operati
 use serde_json::{Value, json};
 use sqlx::{PgConnection, types::Json};
 
-use crate::{
-    Caller, Engine, Operation, Store, StoreError, audit, bounded, decode::word, engines::read_engine,
-    registry::notify_status,
-};
+use crate::{Caller, Engine, Operation, Store, StoreError, audit, bounded, engines::locked, registry::notify_status};
 
 /// What became of a request to stop.
 #[derive(Debug, Clone, PartialEq)]
@@ -210,20 +207,6 @@ impl Store {
         })
         .await
     }
-
-    /// Whether the operator wants the engine to run now, read after [`Store::take_engine`].
-    pub async fn desired(&self, source: SourceId) -> Result<Desired, StoreError> {
-        let query = sqlx::query_scalar::<_, String>("select desired from aura.engines where source_id = $1");
-        let text = bounded(async { Ok(query.bind(source.0).fetch_optional(&self.pool).await?) }).await?;
-        word(&text.ok_or(StoreError::NotFound("engine"))?, "desired state")
-    }
-}
-
-/// Reads an engine and keeps it from changing until the transaction ends.
-pub(crate) async fn locked(connection: &mut PgConnection, source: SourceId) -> Result<Engine, StoreError> {
-    let query = sqlx::query("select from aura.engines where source_id = $1 for no key update");
-    query.bind(source.0).fetch_optional(&mut *connection).await?.ok_or(StoreError::NotFound("engine"))?;
-    read_engine(connection, source).await?.ok_or(StoreError::NotFound("engine"))
 }
 
 async fn set_desired(connection: &mut PgConnection, source: SourceId, desired: Desired) -> Result<(), StoreError> {

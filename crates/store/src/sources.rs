@@ -4,7 +4,9 @@ use serde_json::{Value, json};
 use sqlx::{FromRow, PgConnection};
 use uuid::Uuid;
 
-use crate::{Caller, MasterKey, Store, StoreError, audit, bounded, decode::word, operations, projects::open_text};
+use crate::{
+    Caller, MasterKey, Store, StoreError, audit, bounded, decode::word, engines, operations, projects::open_text,
+};
 
 aura_domain::words! {
     /// Which output plugin decodes a source's log.
@@ -315,7 +317,7 @@ impl Store {
 
     /// The engine's state unless it is stopped for good, kept so until the transaction ends.
     async fn unstopped(&self, connection: &mut PgConnection, id: SourceId) -> Result<Option<EngineState>, StoreError> {
-        let engine = match operations::locked(connection, id).await {
+        let engine = match engines::locked(connection, id).await {
             Err(StoreError::NotFound(_)) => return Err(StoreError::NotFound("source")),
             engine => engine?,
         };

@@ -12,7 +12,7 @@ async fn r_eng_1_desired_and_observed_state_survive_and_are_fenced() {
     let fresh = store.engine(platform.source).await.expect("read").expect("it exists");
     assert_eq!((fresh.desired, fresh.state, fresh.epoch), (Desired::Running, EngineState::Stopped, Epoch(0)));
     let worker = WorkerId("w".to_owned());
-    let epoch = store.take_engine(platform.source, &worker).await.expect("raised");
+    let (epoch, _) = store.take_engine(platform.source, &worker).await.expect("raised");
     store.set_engine_state(platform.source, epoch, EngineState::Failed, Some("slot_lost")).await.expect("written");
     let failed = store.engine(platform.source).await.expect("read").expect("it exists");
     assert_eq!((failed.state, failed.reason.as_deref()), (EngineState::Failed, Some("slot_lost")));
@@ -27,7 +27,7 @@ async fn r_eng_1_desired_and_observed_state_survive_and_are_fenced() {
     assert_eq!((engine.desired, engine.state), (Desired::Stopped, EngineState::Failed));
 
     // A write that was given up may still be on its way when the run has left.
-    let epoch = store.take_engine(platform.source, &worker).await.expect("raised");
+    let (epoch, _) = store.take_engine(platform.source, &worker).await.expect("raised");
     let ending = Ending { state: EngineState::Stopped, reason: None, report: None };
     store.leave_engine(platform.source, epoch, ending).await.expect("left");
     let late = store.set_engine_state(platform.source, epoch, EngineState::Closing, None).await;

@@ -24,15 +24,19 @@ async fn stop(platform: &Platform, ms: u64, on_deadline: OnDeadline) -> (aura_st
     operation(request.await.expect("written"))
 }
 
+async fn desired(platform: &Platform) -> Desired {
+    platform.store.engine(platform.source).await.expect("read").expect("it exists").desired
+}
+
 #[tokio::test]
 async fn r_eng_3_a_second_stop_joins_and_only_tightens() {
     let platform = platform().await;
     let store = &platform.store;
-    let epoch = store.take_engine(platform.source, &worker("w")).await.expect("taken");
+    let (epoch, _) = store.take_engine(platform.source, &worker("w")).await.expect("taken");
     store.set_engine_state(platform.source, epoch, EngineState::Running, None).await.expect("written");
     let (first, joined) = stop(&platform, 60_000, OnDeadline::Abandon).await;
     assert!(!joined && first.remaining_ms > 50_000 && first.on_deadline == OnDeadline::Abandon);
-    assert_eq!(store.desired(platform.source).await.expect("read"), Desired::Stopped);
+    assert_eq!(desired(&platform).await, Desired::Stopped);
     let (longer, joined) = stop(&platform, 300_000, OnDeadline::Abandon).await;
     assert!(joined && longer.id == first.id && longer.remaining_ms <= 60_000, "{longer:?}");
     let (tighter, _) = stop(&platform, 5_000, OnDeadline::Force).await;
@@ -52,7 +56,7 @@ async fn r_eng_3_a_second_stop_joins_and_only_tightens() {
 async fn r_eng_1_the_end_of_a_run_closes_the_operation_and_is_fenced() {
     let platform = platform().await;
     let store = &platform.store;
-    let epoch = store.take_engine(platform.source, &worker("w")).await.expect("taken");
+    let (epoch, _) = store.take_engine(platform.source, &worker("w")).await.expect("taken");
     store.set_live(platform.source, epoch, &EngineLive { holes: 3, ..EngineLive::default() }).await.expect("written");
     let engine = store.engine(platform.source).await.expect("read").expect("it exists");
     assert_eq!((engine.holder, engine.live.map(|live| live.holes)), (Some(worker("w")), Some(3)));
@@ -91,14 +95,14 @@ async fn r_eng_1_the_end_of_a_run_closes_the_operation_and_is_fenced() {
     assert!(matches!(fenced, Err(StoreError::Fenced)), "{fenced:?}");
     store.leave_engine(platform.source, late, stopped).await.expect("the api's own epoch");
     assert_eq!(store.request_start(platform.source, CALLER).await.expect("answered"), StartRequest::Accepted);
-    assert_eq!(store.desired(platform.source).await.expect("read"), Desired::Running);
+    assert_eq!(desired(&platform).await, Desired::Running);
 }
 
 #[tokio::test]
 async fn r_eng_6_only_one_takes_an_end_over_and_the_worker_is_fenced() {
     let platform = platform().await;
     let store = &platform.store;
-    let epoch = store.take_engine(platform.source, &worker("w")).await.expect("taken");
+    let (epoch, _) = store.take_engine(platform.source, &worker("w")).await.expect("taken");
     store.set_engine_state(platform.source, epoch, EngineState::Running, None).await.expect("written");
     store.set_live(platform.source, epoch, &EngineLive::default()).await.expect("written");
     stop(&platform, 0, OnDeadline::Force).await;
@@ -118,7 +122,7 @@ async fn r_eng_6_only_one_takes_an_end_over_and_the_worker_is_fenced() {
 async fn verbs_are_audited_when_they_change_something() {
     let platform = platform().await;
     let store = &platform.store;
-    let epoch = store.take_engine(platform.source, &worker("w")).await.expect("taken");
+    let (epoch, _) = store.take_engine(platform.source, &worker("w")).await.expect("taken");
     store.set_engine_state(platform.source, epoch, EngineState::Running, None).await.expect("written");
     for ms in [60_000, 60_000, 5_000] {
         stop(&platform, ms, OnDeadline::Force).await;
@@ -161,7 +165,7 @@ async fn r_lease_3_the_pool_is_known_by_its_heartbeats() {
 async fn r_sd_6_the_third_panic_at_a_position_is_the_last() {
     let platform = platform().await;
     let store = &platform.store;
-    let epoch = store.take_engine(platform.source, &worker("w")).await.expect("taken");
+    let (epoch, _) = store.take_engine(platform.source, &worker("w")).await.expect("taken");
     let position = Position { generation: Generation(1), commit: Lsn(9), change: Lsn(8), n: 0 };
     for count in 1..=3 {
         assert_eq!(store.positions_to_skip(platform.source).await.expect("read"), []);

@@ -39,8 +39,8 @@ const LOOK_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from
 const WRITTEN: Duration = Duration::from_secs(1);
 /// Giving the lease back, and between two tries to write the last state.
 const GIVE_BACK: Duration = Duration::from_secs(1);
-/// At the end of the process the last words are tried for so long.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// At the end of the process the last words are tried for so long, and what is written before has half its time.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// What writes to the engine's row besides: ended before the last word.
 pub(super) type Writers = (AbortOnDropHandle<()>, Option<AbortOnDropHandle<()>>);
@@ -52,6 +52,8 @@ pub(super) struct Finish<'a> {
     /// How the engine says that it ended.
     end: Option<End>,
     rungs: Vec<Timed>,
+    /// Where there was nothing to run: what is known of the run before, whose slot is freed here.
+    before: Option<EngineReport>,
 }
 
 /// What the run comes to.
@@ -76,7 +78,7 @@ enum Slot {
 
 impl<'a> Finish<'a> {
     pub(super) fn new(run: Run<'a>, engine: Option<Running>) -> Self {
-        Self { run, engine, end: None, rungs: Vec::new() }
+        Self { run, engine, end: None, rungs: Vec::new(), before: None }
     }
 
     /// Ends the run, whatever that takes. Returns when the slot is free, or not ours to free.
@@ -107,7 +109,10 @@ impl<'a> Finish<'a> {
         let stopped = || Observed::new(EngineState::Stopped, None);
         let (outcome, then) = match ended {
             Ended::Lost(reason) => return Err(reason),
-            Ended::NotWanted => (Outcome::Drained, stopped()),
+            Ended::NotWanted(engine) => {
+                let report = engine.report_from_outside(self.policy());
+                (self.before.insert(report).outcome, stopped())
+            }
             Ended::Hung => (Outcome::Failed, Observed::new(EngineState::Failed, Some("hung"))),
             Ended::Overdue => (self.overdue(), stopped()),
             Ended::ByItself(end) => {
@@ -121,7 +126,10 @@ impl<'a> Finish<'a> {
                 verdict
             }
         };
-        let abandon = outcome == Outcome::Abandoned;
+        let abandon = match &self.before {
+            Some(_) => self.policy() == OnDeadline::Abandon,
+            None => outcome == Outcome::Abandoned,
+        };
         Ok(Verdict { outcome, reason: then.reason(), then, abandon })
     }
 
@@ -131,12 +139,16 @@ impl<'a> Finish<'a> {
     }
 
     fn overdue(&self) -> Outcome {
-        match self.run.stop {
-            Some((stop, _)) if stop.on_deadline == OnDeadline::Abandon && stop.plan != Plan::Force => {
-                Outcome::Abandoned
-            }
-            _ => Outcome::Forced,
+        match self.policy() {
+            OnDeadline::Abandon => Outcome::Abandoned,
+            OnDeadline::Force => Outcome::Forced,
         }
+    }
+
+    /// What may be done to who holds the slot. Nobody asked: it is ours, and ends.
+    fn policy(&self) -> OnDeadline {
+        let asked = self.run.stop.filter(|(stop, _)| stop.plan != Plan::Force);
+        asked.map_or(OnDeadline::Force, |(stop, _)| stop.on_deadline)
     }
 
     fn left_politely(&self) -> bool {
@@ -179,7 +191,10 @@ impl<'a> Finish<'a> {
             let climb = self.climb(abandon, first).await;
             first = false;
             *confirmed = climb.confirmed().or(*confirmed);
-            climb_again(&mut self.rungs, climb.rungs);
+            match &mut self.before {
+                Some(report) => climb.tell(report),
+                None => climb_again(&mut self.rungs, climb.rungs),
+            }
             let Some(observed) = not_free(&self.run.actor.source.slot_name, &climb.freed) else { return Slot::Free };
             tracing::error!(source = %self.run.actor.source.id, state = %observed.state, reason = observed.reason(),
                 "the slot could not be freed, looking again");
@@ -204,7 +219,7 @@ impl<'a> Finish<'a> {
                 return Slot::Lost("fenced");
             }
             self.run.tighten(&orders.borrow());
-            abandon &= self.overdue() == Outcome::Abandoned;
+            abandon &= self.policy() == OnDeadline::Abandon;
         }
     }
 
@@ -224,11 +239,19 @@ impl<'a> Finish<'a> {
 
     /// The first time inside what the deadline leaves; nobody waits for the later ones, unless the process ends.
     fn time_for_sql(&self, first: bool) -> Duration {
-        let exiting = self.run.actor.process.borrow().is_some();
+        let exiting = self.is_exiting();
         let extra = if exiting { SQL_RUNGS_AT_EXIT } else { SQL_RUNGS };
         let by = self.run.stop.filter(|_| first || exiting).map(|(stop, _)| stop.by + extra);
         let left = by.map_or(SQL_RUNGS, |by| by.saturating_duration_since(Instant::now()));
         left.clamp(SQL_RUNGS_AT_LEAST, SQL_RUNGS)
+    }
+
+    fn is_exiting(&self) -> bool {
+        self.run.actor.process.borrow().is_some()
+    }
+
+    fn patience(&self, usual: Duration) -> Duration {
+        if self.is_exiting() { usual / 2 } else { usual }
     }
 
     /// R-SD-6: the third time over the same row it is skipped.
@@ -245,6 +268,9 @@ impl<'a> Finish<'a> {
     }
 
     fn report(&self, verdict: &Verdict, confirmed: Option<aura_domain::Lsn>, slot_released: bool) -> EngineReport {
+        if let Some(report) = &self.before {
+            return report.clone();
+        }
         let left = self.end.as_ref().and_then(|end| end.left.as_ref());
         let mut drain = self.engine.as_ref().map(|engine| engine.vitals.rows()).unwrap_or_default();
         let mut lsn = LsnReport { verified: confirmed, ..LsnReport::default() };
@@ -275,6 +301,7 @@ impl<'a> Finish<'a> {
     async fn lost(mut self, reason: &'static str) -> EngineReport {
         self.run.states.take_over();
         self.cut();
+        self.before = None;
         if let Some(engine) = self.engine.as_mut() {
             let _ = timeout(CUT, engine.sockets.closed()).await;
         }
@@ -292,10 +319,10 @@ impl<'a> Finish<'a> {
                 sleep(Duration::from_millis(5)).await;
             }
         };
-        let _ = timeout(WRITTEN, written).await;
+        let _ = timeout(self.patience(WRITTEN), written).await;
         drop(writers);
         let deps = &self.run.actor.deps;
-        let released = timeout(GIVE_BACK, deps.lease.release(self.run.claim.clone())).await;
+        let released = timeout(self.patience(GIVE_BACK), deps.lease.release(self.run.claim.clone())).await;
         report.lease_released = matches!(released, Ok(Ok(())));
         self.run.states.enter(then.clone());
         say(&report);
@@ -303,13 +330,15 @@ impl<'a> Finish<'a> {
         let began = Instant::now();
         loop {
             let ending = Ending { state: then.state, reason: reason.as_deref(), report: Some(&report) };
-            let process = self.run.actor.process.clone();
             let leaving = deps.store.leave_engine(self.run.actor.source.id, self.run.epoch, ending);
-            let exiting = process.borrow().is_some();
-            let left = if exiting {
-                timeout(GIVE_BACK, leaving).await.unwrap_or(Err(StoreError::Timeout(GIVE_BACK)))
-            } else {
-                leaving.await
+            let mut process = self.run.actor.process.clone();
+            let exits = async {
+                let _ = process.wait_for(Option::is_some).await;
+                sleep(GIVE_BACK / 2).await;
+            };
+            let left = tokio::select! {
+                left = leaving => left,
+                () = exits => Err(StoreError::Timeout(GIVE_BACK / 2)),
             };
             match left {
                 Ok(()) => break,
@@ -320,11 +349,11 @@ impl<'a> Finish<'a> {
                 Err(error) => tracing::error!(source = %report.source, %error, "the end of a run is not written"),
             }
             // Whoever waits for the end of the process waits for no database; a dead worker is noticed, too.
-            let over = process.borrow().is_some() && began.elapsed() >= LAST_WORDS;
+            let over = self.is_exiting() && began.elapsed() >= LAST_WORDS;
             if over || self.run.lost.is_cancelled() {
                 break;
             }
-            sleep(GIVE_BACK).await;
+            sleep(self.patience(GIVE_BACK)).await;
         }
         report
     }

@@ -46,6 +46,12 @@ impl Orders {
     fn nudges(&self) -> i64 {
         self.row.as_ref().map_or(0, |row| row.engine.nudges)
     }
+
+    /// What was read before a run's end was about that run.
+    fn are_newer_than(&self, ended: Option<Instant>) -> bool {
+        let Some(ended) = ended else { return true };
+        self.row.as_ref().is_some_and(|row| row.read >= ended)
+    }
 }
 
 /// An engine's row, and when it was read: its durations count from then.
@@ -132,16 +138,20 @@ impl Actor {
         let mut pause = PAUSE.0;
         let mut last: Option<EngineReport> = None;
         let mut not_before = Instant::now();
-        while self.is_to_seek(not_before).await {
+        let mut ended = None;
+        while self.is_to_seek(not_before, ended).await {
             let began = Instant::now();
-            let Some(report) = self.seek().await else { continue };
+            let report = self.seek().await;
+            let now = Instant::now();
+            ended = Some(now);
+            let Some(report) = report else { continue };
             let failed = matches!(report.outcome, Outcome::Failed | Outcome::SlotLost);
             if !failed || began.elapsed() > HEALTHY {
                 pause = PAUSE.0;
             }
             if failed {
                 self.nudges_seen = self.orders.borrow().nudges();
-                not_before = Instant::now() + pause;
+                not_before = now + pause;
                 pause = (pause * 2).min(PAUSE.1);
             }
             // What ended before the process did is told in the engine's row.
@@ -151,14 +161,15 @@ impl Actor {
     }
 
     /// Waits for an order to seek; false = it is over.
-    async fn is_to_seek(&mut self, not_before: Instant) -> bool {
+    async fn is_to_seek(&mut self, not_before: Instant, ended: Option<Instant>) -> bool {
         loop {
             if self.process.borrow_and_update().is_some() {
                 return false;
             }
             let (seek, dismissed, nudged) = {
                 let orders = self.orders.borrow_and_update();
-                (orders.seek, orders.dismissed, orders.nudges() > self.nudges_seen)
+                let seek = orders.seek && orders.are_newer_than(ended);
+                (seek, orders.dismissed, orders.nudges() > self.nudges_seen)
             };
             if dismissed {
                 return false;

@@ -7,11 +7,11 @@ use std::{
 
 use aura_domain::{Desired, EngineReport, EngineState, Epoch};
 use aura_lease::Claim;
-use aura_store::StoreError;
+use aura_store::{Engine, StoreError};
 use tokio::time::sleep_until;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-use super::{Actor, Orders, finish::Finish};
+use super::{Actor, Orders, Row, finish::Finish};
 use crate::{
     conditions::Conditions,
     engine::{self, Running},
@@ -30,8 +30,8 @@ const SLACK: Duration = Duration::from_millis(50);
 /// Why the actor turns to ending the engine.
 #[derive(Debug)]
 pub(super) enum Ended {
-    /// There was nothing to run: it is stopped, and the slot is to be seen inactive.
-    NotWanted,
+    /// There was nothing to run: it is stopped, and the slot is to be seen inactive. The engine as it was left before.
+    NotWanted(Box<Engine>),
     /// It ended by itself: told to, or since it can't go on.
     ByItself(engine::End),
     /// It didn't end in time.
@@ -60,7 +60,7 @@ pub(super) struct Run<'a> {
 /// Runs the engine until it ends; the lease may be released afterwards.
 pub(super) async fn run(actor: &Actor, claim: Claim, lost: CancellationToken) -> Option<EngineReport> {
     let (force_seen, nudges_seen) = (*actor.force.borrow(), actor.orders.borrow().nudges());
-    let (epoch, desired) = match lost.run_until_cancelled(take(actor, &claim)).await? {
+    let Taken { epoch, before, row } = match Box::pin(lost.run_until_cancelled(take(actor, &claim))).await? {
         Ok(taken) => taken?,
         Err(error) => {
             tracing::warn!(source = %actor.source.id, %error, "the engine can't be taken");
@@ -80,8 +80,11 @@ pub(super) async fn run(actor: &Actor, claim: Claim, lost: CancellationToken) ->
     let conditions = Conditions::default();
     let mut engine = None;
     let mut speaking = None;
-    let ended = match desired {
-        Desired::Stopped => Ended::NotWanted,
+    let ended = match row.engine.desired {
+        Desired::Stopped => {
+            run.stop = row.stop().map(|stop| (stop, row.read));
+            Ended::NotWanted(before)
+        }
         Desired::Running => {
             let (states, fenced) = (run.states.clone(), run.fenced.clone());
             let parts = engine::Parts { epoch, states, fenced, conditions: conditions.clone() };
@@ -100,18 +103,28 @@ pub(super) async fn run(actor: &Actor, claim: Claim, lost: CancellationToken) ->
     Some(report)
 }
 
+/// An engine that is ours now.
+struct Taken {
+    epoch: Epoch,
+    /// As whoever had it has left it.
+    before: Box<Engine>,
+    /// As it is: somebody may have stopped it while we were waiting.
+    row: Row,
+}
+
 /// Raises the epoch. `None` = the lease isn't ours any more: the raise fenced a successor, who raises it again.
-async fn take(actor: &Actor, claim: &Claim) -> Result<Option<(Epoch, Desired)>, StoreError> {
+async fn take(actor: &Actor, claim: &Claim) -> Result<Option<Taken>, StoreError> {
     let (deps, source) = (&actor.deps, actor.source.id);
     let taking = async {
-        let epoch = deps.store.take_engine(source, &deps.worker).await?;
+        let (epoch, before) = deps.store.take_engine(source, &deps.worker).await?;
         // R-LEASE-2: read again after the raise. What can't be read isn't ours.
         let holder = deps.lease.holder(&claim.name).await.map_err(|_| StoreError::Fenced)?;
         if deps.lease.is_exclusive() && holder.is_none_or(|holder| holder.holder != deps.worker) {
             return Ok(None);
         }
-        // Somebody may have stopped it while we were waiting.
-        Ok(Some((epoch, deps.store.desired(source).await?)))
+        let read = Instant::now();
+        let engine = deps.store.engine(source).await?.ok_or(StoreError::NotFound("engine"))?;
+        Ok(Some(Taken { epoch, before: Box::new(before), row: Row { engine: Arc::new(engine), read } }))
     };
     tokio::time::timeout(BEGIN, taking).await.unwrap_or(Err(StoreError::Timeout(BEGIN)))
 }
@@ -196,7 +209,7 @@ impl Run<'_> {
         let given_up = ((orders.give_up || orders.dismissed) && begun.is_none()).then(|| Stop::drain(now + drain));
         let row = orders.row.as_ref().filter(|row| row.engine.epoch == self.epoch);
         let unasked = row.is_some_and(|row| row.engine.desired == Desired::Stopped) && begun.is_none();
-        let asked = row.and_then(super::Row::stop).or_else(|| unasked.then(|| Stop::drain(now + drain)));
+        let asked = row.and_then(Row::stop).or_else(|| unasked.then(|| Stop::drain(now + drain)));
         let all = [begun, process, forced, given_up, asked].into_iter().flatten().reduce(Stop::and);
         let tighter = all != begun;
         if tighter {
