@@ -93,6 +93,39 @@ async fn r_lsn_6_a_table_is_active_again_after_a_new_generation() -> anyhow::Res
     Ok(())
 }
 
+/// Gaps are recorded for operators; that nobody can record one holds up neither its acknowledgement nor the next.
+#[tokio::test(flavor = "multi_thread")]
+async fn g8_a_platform_database_that_hangs_delays_no_announcement() -> anyhow::Result<()> {
+    const PROJECTS: u128 = 4;
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    stage.bus = Arc::new(Faulty::default());
+    let worker = stage.run_worker().await;
+    let (mut watches, mut inserts) = (Vec::new(), String::new());
+    for number in 1..=PROJECTS {
+        another_project(&mut stage, number, "refused").await?;
+        watches.push(stage.changes().await);
+        inserts += &format!("insert into {}.refused values (1);", stage.schema.quoted());
+    }
+    let platform = stage.postgres.client("platform").await?;
+    platform.batch_execute("begin; lock table aura.gaps in access exclusive mode").await?;
+    stage.sql.batch_execute(&inserts).await?;
+    // A record that hangs is given up after 10 s.
+    let all = async {
+        for watch in &mut watches {
+            assert_eq!(watch.next_gap().await["reason"], "bus");
+        }
+    };
+    tokio::time::timeout(PATIENCE, all).await?;
+    platform.batch_execute("rollback").await?;
+    eventually(PATIENCE, || async {
+        let gaps = stage.store.gaps(stage.source.id, None, 100).await.unwrap_or_default();
+        gaps.iter().any(|gap| gap.reason == "bus")
+    })
+    .await?;
+    worker.stop().await;
+    Ok(())
+}
+
 /// All projects have lost the same, and of one of them nobody may be told: the others are, each of them, and the engine
 /// says whom it waits for.
 #[tokio::test(flavor = "multi_thread")]

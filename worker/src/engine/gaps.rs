@@ -12,7 +12,7 @@ use aura_domain::{Position, ProjectId};
 use aura_flow::Admission;
 use aura_store::{NewGap, Store, StoreError};
 use aura_wire::{GapEnvelope, GapReason};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -20,6 +20,9 @@ use super::{
     vitals::Vitals,
 };
 use crate::subs::control::Control;
+
+/// Gaps that may wait to be recorded.
+pub(super) const RECORDS: usize = 1024;
 
 /// A loss.
 #[derive(Debug)]
@@ -187,13 +190,14 @@ pub(super) fn word(reason: GapReason) -> String {
     serde_json::to_value(reason).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-/// The task that announces and records.
+/// The task that announces.
 pub(super) struct Announcer {
     pub(super) gaps: Arc<Gaps>,
     pub(super) control: Arc<Control>,
     pub(super) vitals: Arc<Vitals>,
     pub(super) acked: Arc<Notify>,
-    pub(super) store: Store,
+    /// What was announced, for the [`Recorder`].
+    pub(super) announced: mpsc::Sender<Loss>,
     /// R-SH-5.
     pub(super) stall_limit: Duration,
     pub(super) stop: CancellationToken,
@@ -246,9 +250,30 @@ impl Announcer {
         }
         if let Some(loss) = self.gaps.taken(project, &self.vitals) {
             self.acked.notify_one();
-            record(&self.control, &self.store, &loss).await;
+            if self.announced.try_send(loss).is_err() {
+                tracing::warn!(source = %self.control.source, %project, "gap not recorded, too many wait for it");
+            }
         }
         false
+    }
+}
+
+/// The task that records what was announced, beside the announcer: a platform database that hangs must not hold it up.
+pub(super) struct Recorder {
+    pub(super) control: Arc<Control>,
+    pub(super) store: Store,
+    pub(super) stop: CancellationToken,
+}
+
+impl Recorder {
+    /// Runs until `stop`.
+    pub(super) async fn run(self, mut announced: mpsc::Receiver<Loss>) {
+        let record = async {
+            while let Some(loss) = announced.recv().await {
+                record(&self.control, &self.store, &loss).await;
+            }
+        };
+        self.stop.run_until_cancelled(record).await;
     }
 }
 

@@ -44,7 +44,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     error::EngineError,
-    gaps::{Announcer, Gaps},
+    gaps::{Announcer, Gaps, Recorder},
     intake::Intake,
     judge::Judge,
     loader::Loaded,
@@ -322,12 +322,15 @@ impl Engine {
             stop: halt.clone(),
         };
         self.tasks.spawn("position", keeper.run(self.position.subscribe()));
+        let (announced, records) = mpsc::channel(gaps::RECORDS);
+        let (control, store) = (Arc::clone(&self.control), self.deps.store.clone());
+        self.tasks.spawn("gap records", Recorder { control, store, stop: halt.clone() }.run(records));
         let announcer = Announcer {
             gaps: Arc::clone(&self.gaps),
             control: Arc::clone(&self.control),
             vitals: Arc::clone(&self.vitals),
             acked: Arc::clone(&acked),
-            store: self.deps.store.clone(),
+            announced,
             stall_limit: settings.stall_limit,
             stop: self.halt_shards.clone(),
         };
