@@ -1,6 +1,6 @@
 //! What must hold, by naive definitions. A violation is an error with the invariant's number (section I).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use aura_domain::ProjectId;
 use aura_flow::{Reader, StatusUpdate, Turn};
@@ -18,6 +18,8 @@ const TICK: Ms = 100;
 const ASLEEP: Ms = 5000;
 /// To announce a skip: a publish, and one that was under way.
 const ANNOUNCE: Ms = 3 * crate::bus::ACK_TIMEOUT;
+/// The same with a bus that is well, and one batch that is announced before.
+const WELL: Ms = 20;
 
 /// Work of one project.
 #[derive(Debug, Clone, Copy)]
@@ -47,6 +49,8 @@ pub(crate) struct Watch {
     /// Of two sessions, in between: that shows when the next one begins.
     unseen: bool,
     known: bool,
+    /// Of a run in which nothing but one project is stuck: ends of transactions that aren't confirmed, and when each was read.
+    passing: Option<VecDeque<(u64, Ms)>>,
     pub(crate) statuses: u64,
     pub(crate) failures: u64,
     pub(crate) violations: Vec<String>,
@@ -78,9 +82,22 @@ impl Watch {
             acked_at: 0,
             unseen: false,
             known: false,
+            passing: None,
             statuses: 0,
             failures: 0,
             violations: Vec::new(),
+        }
+    }
+
+    /// Everything is well but for one project: from here on nothing waits longer for it than it may.
+    pub(crate) fn strictly(&mut self) {
+        self.passing = Some(VecDeque::new());
+    }
+
+    /// A transaction was read to its end.
+    pub(crate) fn committed(&mut self, end: u64, now: Ms) {
+        if let Some(passing) = &mut self.passing {
+            passing.push_back((end, now));
         }
     }
 
@@ -184,6 +201,9 @@ impl Watch {
         self.statuses += 1;
         let Some(session) = self.session else { return };
         let flushed = status.flushed.0;
+        if let Some(passing) = &mut self.passing {
+            while passing.pop_front_if(|(end, _)| *end <= flushed).is_some() {}
+        }
         self.must(flushed > 0 && flushed >= session.flushed, || {
             format!("2: flush {flushed} after {}", session.flushed)
         });
@@ -216,6 +236,10 @@ impl Watch {
             self.silence(session, now);
             self.trailing(reader, session, now);
             self.stalled(session, now);
+        }
+        let passes = self.settings.skip_after + self.settings.advance + TICK + WELL;
+        if let Some((end, read)) = self.passing.as_ref().and_then(|passing| passing.front().copied()) {
+            self.must(now - read <= passes, || format!("10: {end} is not passed after {} ms", now - read));
         }
         let patience = self.settings.skip_after + ANNOUNCE;
         let silent = self.work.iter().map(|(project, work)| (now - work.progress.max(self.well_since), *project)).max();
@@ -308,6 +332,12 @@ pub(crate) fn at_the_end(world: &World) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Whoever is stuck costs nobody else a row (10).
+pub(crate) fn only_the_first_misses_anything(world: &World) -> Result<(), String> {
+    let other = world.bus.fronts.iter().skip(1).position(|front| !front.gaps.is_empty());
+    other.map_or(Ok(()), |project| Err(format!("10: project {} was told of a loss", project + 1)))
 }
 
 /// What a worker that was asked to end says (14, 15). `patience` is what it had.

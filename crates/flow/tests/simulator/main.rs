@@ -88,6 +88,22 @@ fn invariant_11_a_hundred_thousand_transactions_and_holes_cost_no_more_each() {
     assert!(!stats.cut && stats.rows == 100_000, "{stats:?}");
 }
 
+/// Invariant 10 to its number: the position passes whatever a project holds up within `skip_after` and an interval, and all
+/// other projects' rows arrive.
+#[test]
+fn invariant_10_a_project_that_is_stuck_for_ever_holds_the_position_for_skip_after_and_an_interval() {
+    let mut gaps = 0;
+    for seed in 0..300 {
+        let script = Script::one_is_stuck(seed);
+        let stats = run::run(seed, &script).unwrap_or_else(|violation| {
+            panic!("seed {seed}: {violation}\n{:?} {:?}", script.workload, script.settings)
+        });
+        assert!(!stats.cut, "seed {seed}: {stats:?}");
+        gaps += stats.gaps;
+    }
+    assert!(gaps > 300, "nobody was stuck: {gaps}");
+}
+
 /// Invariants 1 to 15 as the simulator can see them; see the module.
 #[test]
 fn invariants_01_to_15_hold_for_every_seed() {

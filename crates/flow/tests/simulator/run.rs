@@ -62,7 +62,7 @@ impl Run {
         let source = Source::new(script.timeout, script.window, script.keep);
         let world = World::new(script.projects, source, script.timeout, Chance::new(seed, 4));
         let worker = Worker::new(1, script.settings.clone(), base, Chance::new(seed, 100), 0);
-        Self {
+        let mut run = Self {
             script,
             seed,
             world,
@@ -77,7 +77,12 @@ impl Run {
             chance: Chance::new(seed, 5),
             stats: Stats::default(),
             looks: 0,
+        };
+        if run.script.strict {
+            run.worker.watch.strictly();
+            run.world.quick = true;
         }
+        run
     }
 
     fn go(&mut self) -> Result<(), String> {
@@ -244,6 +249,9 @@ impl Run {
 
     fn end(&mut self) -> Result<(), String> {
         check::at_the_end(&self.world)?;
+        if self.script.strict {
+            check::only_the_first_misses_anything(&self.world)?;
+        }
         self.stats.rows = self.world.bus.fronts.iter().map(|front| front.rows.len() as u64).sum();
         self.stats.gaps = self.world.bus.fronts.iter().map(|front| front.gaps.len() as u64).sum();
         Ok(())

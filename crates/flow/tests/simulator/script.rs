@@ -68,6 +68,8 @@ pub(crate) struct Script {
     pub(crate) faults: Vec<(Ms, Fault)>,
     /// When all faults have passed.
     pub(crate) heals: Ms,
+    /// Nothing is ill but one project's policies.
+    pub(crate) strict: bool,
     /// It is cut after so many.
     pub(crate) steps: u64,
 }
@@ -103,10 +105,28 @@ impl Script {
             keep: chance.one_in(4).then_some(quota as u64 * 3),
             heals: last + 20_000 + 120_000 / scale,
             steps: STEPS,
+            strict: false,
             settings,
             events,
             faults,
         }
+    }
+
+    /// One project is stuck for ever, and all else is as it should be (invariant 10).
+    pub(crate) fn one_is_stuck(seed: u64) -> Self {
+        let script = Self::new(seed);
+        let mut chance = Chance::new(seed, 6);
+        let projects = script.projects.max(2);
+        let workload = chance.pick(&[Workload::Steady, Workload::HotProject, Workload::Foreign, Workload::Tiny]);
+        let mut events = work(workload, projects, script.settings.quota, &mut Chance::new(seed, 2));
+        events.retain(|(_, event)| !matches!(event, Event::Unregister(_)));
+        events.sort_by_key(|(at, _)| *at);
+        let last = events.last().map_or(0, |(at, _)| *at);
+        let skip_after = chance.pick(&[6000, 60_000]);
+        let settings =
+            Settings { skip_after, stall_limit: 120_000, outage_limit: 900_000, batch_rows: 64, ..script.settings };
+        let (keep, faults) = (None, vec![(1, Fault::PolicyHangs(0, Ms::MAX))]);
+        Self { workload, settings, projects, keep, events, faults, heals: last + 20_000, strict: true, ..script }
     }
 
     /// A hundred thousand transactions of a row each, while as many tables are registered (invariant 11).
@@ -128,6 +148,7 @@ impl Script {
             faults: Vec::new(),
             heals: 20_000,
             steps: 10_000_000,
+            strict: false,
         }
     }
 }

@@ -189,6 +189,7 @@ impl Worker {
         match frame {
             Frame::Begin => self.reader.begin(),
             Frame::Commit { end } => {
+                self.watch.committed(end, now);
                 self.reader.commit(Lsn(end));
                 self.reader.frame(Lsn(end), at);
             }
