@@ -202,7 +202,9 @@ impl Watch {
         let Some(session) = self.session else { return };
         let flushed = status.flushed.0;
         if let Some(passing) = &mut self.passing {
-            while passing.pop_front_if(|(end, _)| *end <= flushed).is_some() {}
+            while passing.front().is_some_and(|(end, _)| *end <= flushed) {
+                passing.pop_front();
+            }
         }
         self.must(flushed > 0 && flushed >= session.flushed, || {
             format!("2: flush {flushed} after {}", session.flushed)
