@@ -213,6 +213,8 @@ async fn r_eng_3_start_answers_when_it_runs_and_says_what_holds_it_up() -> Resul
     assert_eq!((&held.body["pid"], &held.body["application_name"]), (&json!(pid), &json!("pgstream")));
     platform.heartbeat(&worker, false).await?;
     platform.store.set_engine_state(platform.source.id, epoch, EngineState::Draining, None).await?;
+    let handed_over = start().send().await?;
+    assert_eq!((handed_over.status, &handed_over.body["retry_after_ms"]), (StatusCode::CONFLICT, &json!(1000)));
     platform.store.request_stop(platform.source.id, Duration::from_secs(60), OnDeadline::Force, CALLER).await?;
     let refused = start().send().await?;
     assert_eq!((refused.status, refused.code()), (StatusCode::CONFLICT, "engine_state_conflict"));

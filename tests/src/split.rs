@@ -163,6 +163,7 @@ pub struct Split {
     pub ws_url: String,
     platform_key: OnceCell<String>,
     worker_command: ProcessOptions,
+    api_command: ProcessOptions,
 }
 
 impl Split {
@@ -195,9 +196,10 @@ impl Split {
             .env("POSTGRES_ADMIN_URL", postgres.url("app"));
         let (api_port, front_port) = (free_port()?, free_port()?);
         let listen = |port: u16| format!("127.0.0.1:{port}");
+        let api_command = binary("aura-api")?;
         let split = Self {
             worker: Worker::start(&worker_command)?,
-            api: binary("aura-api")?.env("AURA_API_LISTEN", listen(api_port)).start()?,
+            api: api_command.clone().env("AURA_API_LISTEN", listen(api_port)).start()?,
             front: binary("aura-realtime-ws-front")?.env("AURA_FRONT_LISTEN", listen(front_port)).start()?,
             postgres,
             platform: own_platform,
@@ -210,6 +212,7 @@ impl Split {
             ws_url: format!("ws://{}/realtime/v1", listen(front_port)),
             platform_key: OnceCell::new(),
             worker_command,
+            api_command,
         };
         split.wait_until_streaming().await?;
         Ok(split)
@@ -238,6 +241,20 @@ impl Split {
     /// One more worker of the pool.
     pub fn another_worker(&self) -> Result<Worker> {
         Worker::start(&self.worker_command)
+    }
+
+    /// One more instance of the api, ready, and its origin.
+    pub async fn another_api(&self) -> Result<(Process, String)> {
+        let port = free_port()?;
+        let listen = format!("127.0.0.1:{port}");
+        let process = self.api_command.clone().env("AURA_API_LISTEN", &listen).start()?;
+        eventually(PATIENCE, || is_ready(port)).await?;
+        Ok((process, format!("http://{listen}")))
+    }
+
+    /// The cluster of the database `platform`, to be stopped and started.
+    pub fn platform_mut(&mut self) -> &mut Postgres {
+        self.platform.as_mut().unwrap_or(&mut self.postgres)
     }
 
     /// The cluster of the database `platform`.

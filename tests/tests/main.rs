@@ -12,6 +12,7 @@ mod large;
 mod load;
 mod names;
 mod network;
+mod outside;
 mod pause;
 mod plugin;
 mod pool;

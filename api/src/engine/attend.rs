@@ -1,5 +1,7 @@
 //! Ends one engine from outside. `stopped` is written only after the slot was seen inactive.
 
+use std::time::Duration;
+
 use aura_domain::{EngineLive, EngineReport, EngineState, Epoch, Lag, OnDeadline, SourceId, Timed};
 use aura_pgsource::{
     ladder::{Climb, Freed, Target, zombie_reason},
@@ -50,9 +52,9 @@ pub(super) async fn attend(state: &AppState, source: SourceId, urgent: bool) -> 
         Some(Task::TakeOver(policy)) => take_over(state, &source, &engine, policy).await,
         Some(Task::Again(policy)) => {
             let report = engine.report_from_outside(policy);
-            end(state, &source, &engine, (engine.epoch, engine.state), report, policy).await
+            end(state, &source, task::LADDER, (engine.epoch, engine.state), report, policy).await
         }
-        Some(Task::Assist) => Ok(seen(free(&source, &engine, engine.epoch).await.freed)),
+        Some(Task::Assist) => Ok(seen(free(&source, engine.epoch, task::LADDER).await.freed)),
         Some(Task::Watch) => watch(state, &source, engine).await,
         None => Ok(Seen::Nothing),
     }
@@ -67,20 +69,20 @@ async fn take_over(state: &AppState, source: &Source, engine: &Engine, policy: O
     let Some(epoch) = state.store().take_end(engine, ending, Some(&report)).await? else { return Ok(Seen::Nothing) };
     tracing::warn!(source = %source.id, %epoch, was = %engine.state, holder = ?engine.holder, policy = %policy,
         "ending the engine from outside");
-    end(state, source, engine, (epoch, ending), report, policy).await
+    end(state, source, task::ladder(engine), (epoch, ending), report, policy).await
 }
 
 /// Frees the slot, or only looks if nobody is to be ended, and writes what came of it.
 async fn end(
     state: &AppState,
     source: &Source,
-    engine: &Engine,
+    limit: Duration,
     (epoch, ending): (Epoch, EngineState),
     mut report: EngineReport,
     policy: OnDeadline,
 ) -> Result<Seen> {
     let climb = match policy {
-        OnDeadline::Force => free(source, engine, epoch).await,
+        OnDeadline::Force => free(source, epoch, limit).await,
         OnDeadline::Abandon => observed(source).await,
     };
     climb.tell(&mut report);
@@ -108,7 +110,7 @@ async fn watch(state: &AppState, source: &Source, engine: Engine) -> Result<Seen
             None => return Ok(Seen::Nothing),
         }
     }
-    let climb = free(source, &engine, epoch).await;
+    let climb = free(source, epoch, task::LADDER).await;
     if let Some(ended) = &climb.ended {
         metrics::counter!("engine_orphans_ended_total").increment(1);
         tracing::warn!(source = %source.id, pid = ended.pid, name = ended.application_name, rungs = ?names(&climb.rungs),
@@ -145,8 +147,8 @@ fn live(status: &SlotStatus) -> EngineLive {
     EngineLive { slot: status.live(), lag, ..EngineLive::default() }
 }
 
-async fn free(source: &Source, engine: &Engine, up_to: Epoch) -> Climb {
-    slot::free(source, Target { slot: &source.slot_name, source: source.id, up_to }, task::ladder(engine)).await
+async fn free(source: &Source, up_to: Epoch, limit: Duration) -> Climb {
+    slot::free(source, Target { slot: &source.slot_name, source: source.id, up_to }, limit).await
 }
 
 /// As [`free`] says it, without ending anybody.

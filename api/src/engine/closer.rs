@@ -18,6 +18,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     attend::{Seen, attend},
+    shared::Shared,
     task::{self, Task},
 };
 use crate::{error::Result, state::AppState};
@@ -38,6 +39,8 @@ type Turn = Arc<AsyncMutex<Option<Instant>>>;
 pub(crate) struct Closer {
     turns: Mutex<HashMap<SourceId, Turn>>,
     looked: Mutex<HashMap<SourceId, Look>>,
+    /// What those who wait have read.
+    pub(super) engines: Shared<Engine>,
     watchers: Arc<Semaphore>,
     tasks: TaskTracker,
 }
@@ -66,6 +69,7 @@ impl Default for Closer {
         Self {
             turns: Mutex::default(),
             looked: Mutex::default(),
+            engines: Shared::default(),
             watchers: Arc::new(Semaphore::new(WATCHED_AT_ONCE)),
             tasks: TaskTracker::new(),
         }

@@ -3,6 +3,7 @@
 
 mod attend;
 mod closer;
+mod shared;
 mod slot;
 mod task;
 mod verbs;

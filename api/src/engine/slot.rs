@@ -54,9 +54,13 @@ pub(super) async fn observe(source: &Source) -> Result<Option<SlotStatus>, Sourc
 pub(super) async fn free(source: &Source, target: Target<'_>, limit: Duration) -> Climb {
     let deadline = Instant::now() + limit;
     let mut best = Climb::failed(SourceError::Url("can't be parsed"));
-    for url in urls(source) {
+    let mut urls = urls(source).peekable();
+    while let Some(url) = urls.next() {
+        // One login's network may swallow everything: half is for the other one.
+        let logins = if urls.peek().is_some() { 2 } else { 1 };
+        let left = deadline.saturating_duration_since(Instant::now()) / logins;
         let climb = match url {
-            Ok(url) => free_slot(&url, target, deadline.saturating_duration_since(Instant::now())).await,
+            Ok(url) => free_slot(&url, target, left).await,
             Err(error) => Climb::failed(error),
         };
         if matches!(best.freed, Freed::Unknown(_)) || !matches!(climb.freed, Freed::Unknown(_)) {

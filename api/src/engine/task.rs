@@ -9,17 +9,19 @@ use aura_store::{Engine, Operation};
 const GRACE_MS: i64 = 500;
 /// And of a stop: with a deadline of 0 it still takes half a second for a polite end first.
 const STOP_GRACE_MS: i64 = 1_000;
-/// And so long once it has said that it ends the engine by force: its rungs may take 2 s, and it alone knows what became of
-/// the rows. Longer would leave too little for ours, should it have died over it.
-const FORCING_GRACE_MS: i64 = 2_500;
+/// And so long once it has said that it closes the engine: its rungs may take 2 s, and it alone knows what became of the
+/// rows. Longer would leave too little for ours, should it have died over it.
+const CLOSING_GRACE_MS: i64 = 2_500;
 /// A stop's answer comes within its deadline + 5 s: what we do for it is over by then.
 const ANSWER_MS: i64 = 4_300;
 /// Our rungs take so long at most.
-const LADDER_MS: i64 = 3_800;
+pub(super) const LADDER: Duration = Duration::from_millis(3_800);
 /// With less they are not worth a try: nobody waits for them any more.
-const LADDER_AT_LEAST_MS: i64 = 1_000;
+const LADDER_AT_LEAST: Duration = Duration::from_millis(1_000);
 /// Whoever has taken an end over has written what came of it by then, or is gone.
 const TAKEN_FOR_MS: i64 = 7_000;
+/// By then it usually has; somebody who asks doesn't wait for longer. Two at a time would each tell half of it.
+pub(super) const USUALLY_MS: i64 = 1_000;
 
 /// After so long a live worker's verdict has been looked at from outside, too.
 const ASSISTED_MS: i64 = 2_000;
@@ -54,8 +56,9 @@ pub(super) fn task(engine: &Engine, led: bool, urgent: bool) -> Option<Task> {
         return Some(Task::TakeOver(policy));
     }
     // Without a reason yet it is under way.
-    let under_way = engine.reason.is_none() && engine.state_age_ms < TAKEN_FOR_MS;
-    (urgent || !under_way).then_some(Task::Again(policy))
+    let patience = if urgent { USUALLY_MS } else { TAKEN_FOR_MS };
+    let under_way = engine.reason.is_none() && engine.state_age_ms < patience;
+    (!under_way).then_some(Task::Again(policy))
 }
 
 /// Until the api steps in: at once where nobody runs the engine. A worker that lives acts by itself, and has a moment to do
@@ -64,20 +67,19 @@ pub(super) fn due_in(engine: &Engine, operation: &Operation, led: bool) -> Durat
     if !led {
         return Duration::ZERO;
     }
-    let forcing = engine.state == EngineState::ForceClosing && engine.reason.is_none() && is_ended(engine, operation);
     let grace = match operation.kind {
-        _ if forcing => FORCING_GRACE_MS,
+        _ if engine.reason.is_none() && is_ended(engine, operation) => CLOSING_GRACE_MS,
         OperationKind::Stop => STOP_GRACE_MS,
         OperationKind::ForceClose => GRACE_MS,
     };
     Duration::from_millis(u64::try_from(operation.remaining_ms + grace).unwrap_or(0))
 }
 
-/// What the rungs may take, so that whoever waits for the operation is still told what came of them.
+/// What the rungs may take when an end is taken over, so that whoever waits for it is still told what came of them.
 pub(super) fn ladder(engine: &Engine) -> Duration {
     let left = engine.operation.as_ref().map(|operation| operation.remaining_ms + ANSWER_MS);
-    let limit = left.filter(|left| *left >= LADDER_AT_LEAST_MS).map_or(LADDER_MS, |left| left.min(LADDER_MS));
-    Duration::from_millis(limit.unsigned_abs())
+    let left = left.map(|left| Duration::from_millis(u64::try_from(left).unwrap_or(0)));
+    left.filter(|left| *left >= LADDER_AT_LEAST).unwrap_or(LADDER).min(LADDER)
 }
 
 /// The run that the operation is about is over: its worker has left, or was fenced.
@@ -157,14 +159,14 @@ mod tests {
     }
 
     #[test]
-    fn r_eng_3_a_worker_that_ends_its_engine_by_force_has_time_to_say_what_became_of_the_rows() {
-        for kind in [OperationKind::Stop, OperationKind::ForceClose] {
-            let forcing = |remaining, since| {
-                engine(EngineState::ForceClosing, since, true, operation(kind, remaining, OnDeadline::Force))
-            };
+    fn r_eng_3_a_worker_that_closes_its_engine_has_time_to_say_what_became_of_the_rows() {
+        let kinds = [OperationKind::Stop, OperationKind::ForceClose];
+        let states = [EngineState::Closing, EngineState::ForceClosing];
+        for (kind, state) in kinds.into_iter().flat_map(|kind| states.map(|state| (kind, state))) {
+            let forcing = |remaining, since| engine(state, since, true, operation(kind, remaining, OnDeadline::Force));
             let taken = Some(Task::TakeOver(OnDeadline::Force));
-            assert_eq!(task(&forcing(-FORCING_GRACE_MS + 1, AFTER), true, false), None);
-            assert_eq!(task(&forcing(-FORCING_GRACE_MS, AFTER), true, false), taken);
+            assert_eq!(task(&forcing(-CLOSING_GRACE_MS + 1, AFTER), true, false), None);
+            assert_eq!(task(&forcing(-CLOSING_GRACE_MS, AFTER), true, false), taken);
             assert_eq!(task(&forcing(-STOP_GRACE_MS, BEFORE), true, false), taken, "not for this operation");
             assert_eq!(task(&forcing(0, AFTER), false, false), taken, "it has died over it");
             let blind = Engine { reason: Some("source_unreachable".to_owned()), ..forcing(-STOP_GRACE_MS, AFTER) };
@@ -177,13 +179,13 @@ mod tests {
         let stop = |remaining| {
             engine(EngineState::Running, BEFORE, true, operation(OperationKind::Stop, remaining, OnDeadline::Force))
         };
-        assert_eq!(ladder(&stop(10_000)), Duration::from_millis(3_800), "a dead worker's engine is ended at once");
-        for grace in [GRACE_MS, STOP_GRACE_MS, FORCING_GRACE_MS] {
+        assert_eq!(ladder(&stop(10_000)), LADDER, "a dead worker's engine is ended at once");
+        for grace in [GRACE_MS, STOP_GRACE_MS, CLOSING_GRACE_MS] {
             let limit = ladder(&stop(-grace)).as_millis();
             assert!((1_000..=3_800).contains(&limit), "{grace}: {limit}");
             assert!(u128::from(grace.unsigned_abs()) + limit <= 4_300, "{grace}: {limit}");
         }
-        assert_eq!(ladder(&stop(-60_000)), Duration::from_millis(3_800), "nobody waits any more");
+        assert_eq!(ladder(&stop(-60_000)), LADDER, "nobody waits any more");
     }
 
     #[test]
@@ -192,7 +194,10 @@ mod tests {
         let taken = engine(EngineState::ForceClosing, AFTER, false, stop());
         assert_eq!(task(&taken, false, false), None);
         assert!(!is_settled(&taken));
-        assert_eq!(task(&taken, false, true), Some(Task::Again(OnDeadline::Force)), "somebody asks");
+        assert_eq!(task(&taken, false, true), None, "somebody asks, and it is about to be done");
+        let slow = Engine { state_age_ms: USUALLY_MS, ..taken.clone() };
+        assert_eq!(task(&slow, false, false), None);
+        assert_eq!(task(&slow, false, true), Some(Task::Again(OnDeadline::Force)), "somebody asks");
         let forgotten = Engine { state_age_ms: TAKEN_FOR_MS, ..taken.clone() };
         assert_eq!(task(&forgotten, false, false), Some(Task::Again(OnDeadline::Force)));
         let zombie = Engine { state: EngineState::Zombie, reason: Some("pid 1".to_owned()), ..taken };

@@ -23,8 +23,12 @@ use crate::{
 const ANSWER: Duration = Duration::from_millis(4_600);
 /// For a look at the slot that only makes an answer better.
 const LOOK: Duration = Duration::from_secs(2);
+/// Whoever has taken an end over has ended it by then, unless it is hard or they are gone.
+const USUALLY: Duration = Duration::from_millis(task::USUALLY_MS.unsigned_abs());
 /// When to look again at what no deadline ends.
 const WATCH_PERIOD_MS: i64 = 10_000;
+/// When to ask again for what is refused while something is under way.
+const RETRY_MS: i64 = 1_000;
 
 /// How an engine is to be stopped.
 #[derive(Debug, Clone, Copy)]
@@ -54,7 +58,7 @@ pub(crate) async fn stop(state: &AppState, source: &Source, terms: StopTerms, ca
             let deadline = Instant::now() + remaining + ANSWER;
             if remaining.is_zero() {
                 // What is known of one that is overdue may be known by softer terms.
-                attend(state, source, deadline).await?;
+                press(state, source, &operation, deadline).await?;
             }
             wait(state, source, &operation, deadline).await
         }
@@ -70,7 +74,7 @@ pub(crate) async fn force_close(state: &AppState, source: &Source, caller: Calle
     if let ended @ Stopped::Report(_) = wait(state, source, &operation, Instant::now() + patience).await? {
         return Ok(ended);
     }
-    match attend(state, source, deadline).await? {
+    match press(state, source, &operation, deadline).await? {
         Seen::Foreign(holder) if !is_ours(source, &holder) => return Err(in_use(&holder)),
         _ => {}
     }
@@ -78,6 +82,18 @@ pub(crate) async fn force_close(state: &AppState, source: &Source, caller: Calle
     match ended {
         Stopped::Open => foreign(state, source).await?.map_or(Ok(Stopped::Open), |holder| Err(in_use(&holder))),
         ended @ Stopped::Report(_) => Ok(ended),
+    }
+}
+
+/// Does now what is due. What another instance has just begun is left to it for a moment: it may have died over it.
+async fn press(state: &AppState, source: &Source, operation: &Operation, deadline: Instant) -> Result<Seen> {
+    let seen = attend(state, source, deadline).await?;
+    if !matches!(seen, Seen::Nothing) {
+        return Ok(seen);
+    }
+    match wait(state, source, operation, deadline.min(Instant::now() + USUALLY)).await? {
+        Stopped::Report(_) => Ok(Seen::Nothing),
+        Stopped::Open => attend(state, source, deadline).await,
     }
 }
 
@@ -124,9 +140,10 @@ pub(crate) async fn start(state: &AppState, source: &Source, wait: Duration, cal
     let before = read(state, source).await?;
     match state.store().request_start(source.id, caller).await? {
         StartRequest::Refused { state, retry_after_ms } => {
-            let retry_after_ms = retry_after_ms.or_else(|| (state == EngineState::Zombie).then_some(WATCH_PERIOD_MS));
-            let retry_after_ms = retry_after_ms.map(|ms| ms.max(1_000));
-            return Err(conflict("start", Some(Verb::Start), state, retry_after_ms));
+            // Without an operation it is being handed over, which is soon done.
+            let usual = if state == EngineState::Zombie { WATCH_PERIOD_MS } else { RETRY_MS };
+            let retry_after_ms = retry_after_ms.unwrap_or(usual).max(RETRY_MS);
+            return Err(conflict("start", Some(Verb::Start), state, Some(retry_after_ms)));
         }
         StartRequest::Accepted => {}
     }
@@ -168,7 +185,8 @@ async fn due_in(state: &AppState, source: &Source, operation: &Operation) -> Res
 }
 
 async fn read(state: &AppState, source: &Source) -> Result<Engine> {
-    state.store().engine(source.id).await?.ok_or_else(ApiError::source_not_found)
+    let read = Box::pin(async { state.store().engine(source.id).await?.ok_or_else(ApiError::source_not_found) });
+    state.closer().engines.read(source.id, read).await
 }
 
 /// 409 with the verbs that are not refused in the state. `refused` is left out of them: an open operation refuses more than

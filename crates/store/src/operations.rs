@@ -99,8 +99,11 @@ impl Store {
             );
             let query = query.bind(source.0).bind(kind.as_str()).bind(millis(deadline)).bind(on_deadline.as_str());
             query.execute(&mut *tx).await?;
-            notify(&mut tx, source).await?;
             let after = locked(&mut tx, source).await?;
+            // A crowd that joins wakes nobody.
+            if terms(&before) != terms(&after) {
+                notify(&mut tx, source).await?;
+            }
             note(&mut tx, caller, action, &before, &after).await?;
             tx.commit().await?;
             let operation = after.operation.ok_or(StoreError::Corrupt("operation"))?;

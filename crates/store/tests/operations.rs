@@ -4,7 +4,7 @@ use aura_domain::{
     Desired, DrainReport, EngineLive, EngineReport, EngineState, Generation, Lsn, LsnReport, OnDeadline, OperationKind,
     Outcome, Position, WorkerId,
 };
-use aura_store::{Ending, NewWorker, StartRequest, StopRequest, StoreError};
+use aura_store::{Ending, NewWorker, SignalListener, StartRequest, StopRequest, StoreError};
 
 use crate::{CALLER, Platform, platform};
 
@@ -50,6 +50,22 @@ async fn r_eng_3_a_second_stop_joins_and_only_tightens() {
         matches!(start, StartRequest::Refused { state: EngineState::Running, retry_after_ms: Some(_) }),
         "{start:?}"
     );
+}
+
+#[tokio::test]
+async fn r_eng_3_a_stop_that_joins_and_changes_nothing_wakes_nobody() {
+    let platform = platform().await;
+    platform.store.take_engine(platform.source, &worker("w")).await.expect("taken");
+    let mut listener = platform.store.listen().await.expect("listening");
+    let told = async |listener: &mut SignalListener| {
+        tokio::time::timeout(Duration::from_millis(300), listener.next()).await.is_ok_and(|signal| signal.is_ok())
+    };
+    stop(&platform, 60_000, OnDeadline::Force).await;
+    assert!(told(&mut listener).await);
+    stop(&platform, 70_000, OnDeadline::Abandon).await;
+    assert!(!told(&mut listener).await);
+    stop(&platform, 50_000, OnDeadline::Force).await;
+    assert!(told(&mut listener).await);
 }
 
 #[tokio::test]
