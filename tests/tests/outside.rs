@@ -137,3 +137,21 @@ async fn r_eng_3_a_restart_of_the_platform_database_stops_no_stop() -> Result<()
     assert!(has_abandoned(&report), "{report}");
     goes_on(&mut scene).await
 }
+
+/// Nothing runs, so nothing is to be told of it: what the last run did stays.
+#[tokio::test]
+async fn r_eng_6_a_force_close_of_a_stopped_engine_keeps_the_last_runs_report() -> Result<()> {
+    let mut scene = Scene::start(SplitOptions::default()).await?;
+    scene.insert(20).await?;
+    scene.all_arrive().await?;
+    let stopped = scene.split.verb("stop", json!({})).await?;
+    assert_eq!((stopped.status, &stopped.body["outcome"]), (200, &json!("drained")), "{}", stopped.body);
+    for _ in 0..3 {
+        let forced = scene.split.verb("force-close", json!({})).await?;
+        assert_eq!(forced.status, 200, "{}\n{}", forced.body, scene.split.logs());
+        for part in ["epoch", "outcome", "reason", "drain"] {
+            assert_eq!(forced.body[part], stopped.body[part], "{part}: {}\n{}", forced.body, scene.split.logs());
+        }
+    }
+    Ok(())
+}

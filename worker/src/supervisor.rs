@@ -8,7 +8,7 @@ use std::{
 
 use aura_domain::{Desired, EngineReport, EngineState, SourceId, WorkerId};
 use aura_lease::is_predecessor;
-use aura_store::{Engine, NewWorker, Signal, SignalListener, Source, Store, StoreError, WorkerRow};
+use aura_store::{Engine, NewWorker, Operation, Signal, SignalListener, Source, Store, StoreError, WorkerRow};
 use tokio::{
     sync::watch,
     task::{JoinHandle, JoinSet},
@@ -28,6 +28,9 @@ const REFRESH: Duration = Duration::from_secs(1);
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(2);
 /// A worker that missed three is dead, even if leases are shorter.
 const MISSED: Duration = Duration::from_secs(6);
+/// A force-close of what is stopped is the api's to look into, at once: a run of ours would come between it and the report of
+/// the last one. Where there is no api it is ours after so long.
+const API_FIRST_MS: i64 = 2_000;
 /// Saying goodbye at the end; whoever is silent is forgotten anyway.
 const GOODBYE: Duration = Duration::from_millis(300);
 
@@ -260,7 +263,9 @@ pub(crate) fn dead_after(settings: &WorkerSettings) -> Duration {
 fn is_wanted(engine: &Engine) -> bool {
     let ending = matches!(engine.state, EngineState::Closing | EngineState::ForceClosing | EngineState::Zombie);
     let taken = engine.holder.is_none() && ending;
-    engine.desired == Desired::Running || (engine.operation.is_some() && !taken)
+    let idle = engine.holder.is_none() && engine.state == EngineState::Stopped;
+    let by_us = |operation: &Operation| !taken && (!idle || operation.remaining_ms <= -API_FIRST_MS);
+    engine.desired == Desired::Running || engine.operation.as_ref().is_some_and(by_us)
 }
 
 fn member(worker: &WorkerRow) -> Member {
@@ -293,7 +298,6 @@ async fn signalled(listener: &mut Option<SignalListener>) {
 #[cfg(test)]
 mod tests {
     use aura_domain::{Epoch, Generation, OnDeadline, OperationKind};
-    use aura_store::Operation;
 
     use super::*;
 
@@ -330,5 +334,9 @@ mod tests {
             assert!(is_wanted(&engine(state, Some("dead"))), "{state}: its worker had it");
         }
         assert!(is_wanted(&engine(EngineState::Failed, None)), "nobody has ended it yet");
+        let mut stopped = engine(EngineState::Stopped, None);
+        assert!(!is_wanted(&stopped), "the api looks whether it is");
+        stopped.operation = Some(Operation { remaining_ms: -API_FIRST_MS, ..operation });
+        assert!(is_wanted(&stopped), "there is no api");
     }
 }
