@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use aura_testkit::{Flow, Signal, SlotState, eventually, http_status};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
+use tokio_postgres::Client;
 
 use system_tests::{BusTap, Ledger, PATIENCE, Scene, SplitOptions, Subscriber};
 
@@ -59,6 +60,21 @@ async fn start_again(scene: &mut Scene) -> Result<()> {
     scene.all_arrive().await.map(drop)
 }
 
+/// Commits rows to `late`, which another session holds from then on: its lock is queued behind the rows' transaction, so
+/// when they are read, it is there.
+async fn insert_locked(scene: &Scene, account: &mut Ledger, blocker: &Client, rows: i64) -> Result<()> {
+    scene.sql.batch_execute("begin").await?;
+    account.insert(&scene.sql, "late", rows, 0).await?;
+    let locked = async { Ok(blocker.batch_execute("begin; lock table late in access exclusive mode").await?) };
+    let commits = async {
+        let waits = "select exists (select from pg_locks where not granted and mode = 'AccessExclusiveLock')";
+        let queued = || async { scene.sql.query_one(waits, &[]).await.is_ok_and(|row| row.get(0)) };
+        eventually(PATIENCE, queued).await?;
+        anyhow::Ok(scene.sql.batch_execute("commit").await?)
+    };
+    tokio::try_join!(locked, commits).map(drop)
+}
+
 /// Another session holds a table that the engine must look at: a consumer that never returns (peers §4 b, d).
 #[tokio::test]
 async fn scene_a_peers_4_a_stop_behind_a_locked_table_ends_in_time_and_delivers_nothing_after() -> Result<()> {
@@ -68,17 +84,7 @@ async fn scene_a_peers_4_a_stop_behind_a_locked_table_ends_in_time_and_delivers_
     scene.project.guarded_table("late").await?;
     let (late, mut account) = (Subscriber::start(&scene.project, "late").await?, Ledger::default());
     let (tap, blocker) = (BusTap::start(&scene.split.nats).await?, scene.project.sql().await?);
-    // The lock is queued behind the first rows' transaction: when they are read, it is there.
-    scene.sql.batch_execute("begin").await?;
-    account.insert(&scene.sql, "late", 50, 0).await?;
-    let locked = async { Ok(blocker.batch_execute("begin; lock table late in access exclusive mode").await?) };
-    let commits = async {
-        let waits = "select exists (select from pg_locks where not granted and mode = 'AccessExclusiveLock')";
-        let queued = || async { scene.sql.query_one(waits, &[]).await.is_ok_and(|row| row.get(0)) };
-        eventually(PATIENCE, queued).await?;
-        anyhow::Ok(scene.sql.batch_execute("commit").await?)
-    };
-    tokio::try_join!(locked, commits)?;
+    insert_locked(&scene, &mut account, &blocker, 50).await?;
     let end = scene.slot.log_end().await?;
     scene.slot.wait(PATIENCE, |state| state.is_some_and(|state| state.sent >= Some(end))).await?;
     stop_in_time(&scene).await?;
@@ -301,4 +307,84 @@ async fn p3_15_not_ready_a_tenth_of_a_second_after_sigterm_and_healthy_to_the_en
     scene.split.nats.resume()?;
     scene.split.start_worker()?;
     scene.all_arrive().await.map(drop)
+}
+
+/// What a worker that leaves waits for in vain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hung {
+    /// The server's answer whether somebody may see a row.
+    Policy,
+    Bus,
+    /// All connections to the source, the stream included.
+    Source,
+}
+
+/// Invariant 14: SIGTERM to a worker that can deliver nothing. It is gone by `drain_timeout` + 2 s, and has accounted for
+/// every row that it read; the next one delivers them.
+async fn gone_in_time(hung: &[Hung]) -> Result<()> {
+    let options = SplitOptions::default().worker("CDC_DRAIN_TIMEOUT", "6s").source_proxy();
+    let mut scene = Scene::start(options.postgres("wal_sender_timeout", "3s")).await?;
+    scene.insert(1).await?;
+    scene.all_arrive().await?;
+    scene.project.guarded_table("late").await?;
+    let (late, mut account) = (Subscriber::start(&scene.project, "late").await?, Ledger::default());
+    let blocker = scene.project.sql().await?;
+    if hung.contains(&Hung::Bus) {
+        scene.split.nats.pause()?;
+    }
+    if hung.contains(&Hung::Policy) {
+        insert_locked(&scene, &mut account, &blocker, 50).await?;
+    } else {
+        account.insert(&scene.sql, "late", 50, 0).await?;
+    }
+    let end = scene.slot.log_end().await?;
+    scene.slot.wait(PATIENCE, |state| state.is_some_and(|state| state.sent >= Some(end))).await?;
+    let held = || async { scene.split.worker.metric("cdc_shard_rows").await.is_ok_and(|rows| rows == Some(50.0)) };
+    eventually(PATIENCE, held).await.with_context(|| scene.split.logs())?;
+    if hung.contains(&Hung::Source) {
+        scene.source_proxy()?.set(Flow::Frozen);
+    }
+    let worker = &scene.split.worker.process;
+    worker.signal(Signal::TERM)?;
+    let asked = Instant::now();
+    let code = worker.wait(Duration::from_secs(6 + 2)).await.with_context(|| scene.split.logs())?.code();
+    assert!(asked.elapsed() < Duration::from_secs(6 + 2), "{:?}: {}", asked.elapsed(), scene.split.logs());
+    assert_eq!(code, Some(0), "the watchdog or a signal ended it: {}", scene.split.logs());
+    let lines = worker.lines();
+    let ended = lines.iter().find(|line| line.contains("engine ended")).with_context(|| scene.split.logs())?;
+    let count = |name: &str| -> Result<u64> {
+        let (_, value) = ended.split_once(&format!(" {name}=")).with_context(|| ended.clone())?;
+        Ok(value.split(' ').next().unwrap_or_default().parse()?)
+    };
+    let (admitted, abandoned) = (count("admitted")?, count("abandoned")?);
+    assert_eq!(admitted, count("delivered")? + count("skipped")? + abandoned, "{ended}");
+    assert_eq!(abandoned, 50, "{ended}");
+    scene.source_proxy()?.set(Flow::Open);
+    scene.split.nats.resume()?;
+    blocker.batch_execute("rollback").await?;
+    scene.split.start_worker()?;
+    late.wait(account.last()).await.with_context(|| scene.split.logs())?;
+    let audit = account.audit(&late.seen())?;
+    assert_eq!(audit.arrived + audit.announced, account.rows(), "{audit:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn invariant_14_a_process_whose_policies_hang_is_gone_in_time() -> Result<()> {
+    gone_in_time(&[Hung::Policy]).await
+}
+
+#[tokio::test]
+async fn invariant_14_a_process_whose_policies_and_bus_hang_is_gone_in_time() -> Result<()> {
+    gone_in_time(&[Hung::Policy, Hung::Bus]).await
+}
+
+#[tokio::test]
+async fn invariant_14_a_process_whose_bus_and_source_hang_is_gone_in_time() -> Result<()> {
+    gone_in_time(&[Hung::Bus, Hung::Source]).await
+}
+
+#[tokio::test]
+async fn invariant_14_a_process_around_which_everything_hangs_is_gone_in_time() -> Result<()> {
+    gone_in_time(&[Hung::Policy, Hung::Bus, Hung::Source]).await
 }

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::Context as _;
 use aura_domain::{EngineState, Lsn, OnDeadline, Outcome, ProjectId, ShardReport};
 use aura_store::{CreatedProject, NewProject, Plugin};
 use aura_testkit::{Flow, TcpProxy, eventually};
@@ -175,5 +176,66 @@ async fn r_sd_3_a_process_ends_while_the_platform_database_hangs() -> anyhow::Re
         "{report:?}"
     );
     assert!(!report.is_incomplete(), "{report:?}");
+    Ok(())
+}
+
+/// What goes wrong in a drain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wrong {
+    /// A batch that the bus never answers.
+    Sink,
+    /// A shard's task panics, in the middle of the drain.
+    Panic,
+    /// A shard's task blocks its thread: it can't be aborted, and keeps its queue, its rows and all its handles for good.
+    Thread,
+}
+
+/// Invariant 14, R-SD-6, R-SD-8: any of them, and all of them at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn invariant_14_a_process_is_gone_in_time_whichever_tasks_hang_panic_or_keep_what_they_have() -> anyhow::Result<()>
+{
+    use Wrong::{Panic, Sink, Thread};
+    for wrong in [&[Sink, Panic][..], &[Sink, Thread], &[Panic, Thread], &[Sink, Panic, Thread]] {
+        gone_in_time(wrong).await.with_context(|| format!("{wrong:?}"))?;
+    }
+    Ok(())
+}
+
+async fn gone_in_time(wrong: &[Wrong]) -> anyhow::Result<()> {
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    let bus = Arc::new(Faulty::default());
+    stage.bus = Arc::clone(&bus) as _;
+    stage.settings.drain_timeout = Duration::from_secs(4);
+    let worker = stage.run_worker().await;
+    // Projects of three shards; each table under a name that needs no schema.
+    for (number, table) in [(1, "stuck"), (2, "poison"), (4, "t")] {
+        another_project(&mut stage, number, table).await?;
+        stage.sql.batch_execute(&format!("create view public.{table} as select * from {table}")).await?;
+    }
+    let held = bus.hold.write().await;
+    let mut rows = 0;
+    for (one, table) in [(Wrong::Sink, "stuck"), (Wrong::Panic, "poison"), (Wrong::Thread, "t")] {
+        if wrong.contains(&one) {
+            rows += 1;
+            bus.block.shut(one == Wrong::Thread);
+            stage.sql.batch_execute(&format!("insert into public.{table} values (1)")).await?;
+            eventually(PATIENCE, || async { bus.batches.load(Ordering::SeqCst) == rows }).await?;
+        }
+    }
+    let asked = Instant::now();
+    worker.shutdown.trigger();
+    stage.reaches(EngineState::Draining).await?;
+    drop(held);
+    let limit = stage.settings.drain_timeout + Duration::from_secs(2);
+    let reports = tokio::time::timeout(limit, worker.stop()).await?;
+    anyhow::ensure!(asked.elapsed() < limit, "{:?}", asked.elapsed());
+    bus.block.shut(false);
+    let [report] = &reports[..] else { anyhow::bail!("{reports:?}") };
+    let drain = &report.drain;
+    let sum = drain.delivered + drain.skipped + drain.abandoned;
+    anyhow::ensure!(drain.admitted == rows as u64 && drain.admitted == sum && drain.abandoned > 0, "{report:?}");
+    let panicked = report.reason.as_deref().is_some_and(|reason| reason.starts_with("panicked"));
+    anyhow::ensure!(panicked == wrong.contains(&Wrong::Panic), "{report:?}");
+    anyhow::ensure!(report.slot_released, "{report:?}");
     Ok(())
 }
