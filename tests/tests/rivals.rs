@@ -166,9 +166,10 @@ async fn scene_d_nothing_of_a_leader_past_its_lease_is_accepted_though_nobody_el
     scene.all_arrive().await?;
     let first = stop_the_leader_with_rows_on_the_way(&mut scene).await?;
     let old = tap.tapped().iter().filter_map(|one| one.epoch).max().context("somebody led")?;
-    scene.ballast(2000).await?;
+    // Before it is blocked in writing to who is stopped: then it couldn't go.
     scene.slot.terminate().await?;
     scene.slot.wait_free(PATIENCE).await?;
+    scene.ballast(2000).await?;
     let stranger = squat(&scene, "somebody's report").await?;
     let confirmed = scene.slot.state().await?.and_then(|state| state.confirmed);
     let second = scene.split.another_worker()?;
