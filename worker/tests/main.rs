@@ -9,6 +9,7 @@ mod http;
 mod hung;
 mod lifecycle;
 mod losses;
+mod names;
 mod pool;
 mod slots;
 mod stage;

@@ -14,6 +14,7 @@ mod audit;
 mod decode;
 mod engines;
 mod error;
+mod follow;
 mod gaps;
 mod key;
 mod lease;

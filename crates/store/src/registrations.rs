@@ -97,6 +97,8 @@ pub struct Registration {
     pub disabled_generation: Option<Generation>,
     /// Nothing committed above it is lost (R-HOLE-2).
     pub active_since_lsn: Option<Lsn>,
+    /// Its name before it was renamed, moved or dropped, until that is announced (R-HOLE-4).
+    pub changed_from: Option<SqlName>,
     /// Registry revision of its last change: applied once the engine's applied revision is as high.
     pub revision: i64,
     /// RFC 3339, UTC.
@@ -137,6 +139,7 @@ pub(crate) struct RegistrationRow {
     disabled_at_lsn: Option<String>,
     disabled_generation: Option<i32>,
     active_since_lsn: Option<String>,
+    changed_from: Option<String>,
     revision: i64,
     updated_at: String,
     updated_by: String,
@@ -150,7 +153,7 @@ macro_rules! columns {
              r.identity_set, r.previous_identity, r.previous_identity_index,
              r.enabled_at_lsn::text as enabled_at_lsn, r.enabled_generation,
              r.disabled_at_lsn::text as disabled_at_lsn, r.disabled_generation,
-             r.active_since_lsn::text as active_since_lsn, r.revision, ",
+             r.active_since_lsn::text as active_since_lsn, r.changed_from, r.revision, ",
             rfc3339!("r.updated_at"),
             " as updated_at, r.updated_by"
         )
@@ -180,6 +183,7 @@ impl TryFrom<RegistrationRow> for Registration {
             disabled_at_lsn: lsn(row.disabled_at_lsn)?,
             disabled_generation: row.disabled_generation.map(generation).transpose()?,
             active_since_lsn: lsn(row.active_since_lsn)?,
+            changed_from: row.changed_from.map(decode::name).transpose()?,
             revision: row.revision,
             updated_at: row.updated_at,
             updated_by: row.updated_by,
@@ -284,7 +288,7 @@ impl Store {
             let query = sqlx::query_as::<_, RegistrationRow>(concat!(
                 "update aura.realtime_tables as r set enabled = false, status = 'disabled', reason = null,
                     disabled_at_lsn = $3::text::pg_lsn, disabled_generation = e.generation, active_since_lsn = null,
-                    revision = $2, updated_at = now(), updated_by = $4
+                    changed_from = null, revision = $2, updated_at = now(), updated_by = $4
                  from aura.engines e where r.id = $1 and e.source_id = r.source_id returning ",
                 columns!()
             ));
@@ -342,13 +346,13 @@ impl Store {
 }
 
 /// Puts writers of one source's registrations in a row; released at the transaction's end.
-async fn lock_registry(connection: &mut PgConnection, source: SourceId) -> Result<(), StoreError> {
+pub(crate) async fn lock_registry(connection: &mut PgConnection, source: SourceId) -> Result<(), StoreError> {
     let query = sqlx::query("select from aura.sources where id = $1 for no key update").bind(source.0);
     query.fetch_optional(connection).await?.map(|_| ()).ok_or(StoreError::NotFound("source"))
 }
 
 /// Next revision of the source's registry; the signal goes out with the commit.
-async fn raise_revision(connection: &mut PgConnection, source: SourceId) -> Result<i64, StoreError> {
+pub(crate) async fn raise_revision(connection: &mut PgConnection, source: SourceId) -> Result<i64, StoreError> {
     let query = sqlx::query_scalar(
         "update aura.sources set registry_revision = registry_revision + 1 where id = $1 returning registry_revision",
     );
@@ -385,7 +389,7 @@ async fn write_enabled(
             enabled_at_lsn = case when r.enabled and r.table_oid = excluded.table_oid then r.enabled_at_lsn end,
             enabled_generation = case when r.enabled and r.table_oid = excluded.table_oid
                 then r.enabled_generation end,
-            disabled_at_lsn = null, disabled_generation = null, active_since_lsn = null,
+            disabled_at_lsn = null, disabled_generation = null, active_since_lsn = null, changed_from = null,
             revision = excluded.revision, updated_at = now(), updated_by = excluded.updated_by
          returning ",
         columns!()
@@ -406,7 +410,10 @@ async fn write_enabled(
         .try_into()
 }
 
-async fn select(connection: &mut PgConnection, table: TableRef<'_>) -> Result<Option<Registration>, StoreError> {
+pub(crate) async fn select(
+    connection: &mut PgConnection,
+    table: TableRef<'_>,
+) -> Result<Option<Registration>, StoreError> {
     let query = sqlx::query_as::<_, RegistrationRow>(concat!(
         "select ",
         columns!(),
@@ -416,7 +423,7 @@ async fn select(connection: &mut PgConnection, table: TableRef<'_>) -> Result<Op
     query.fetch_optional(connection).await?.map(Registration::try_from).transpose()
 }
 
-async fn select_by_id(connection: &mut PgConnection, id: Uuid) -> Result<Option<Registration>, StoreError> {
+pub(crate) async fn select_by_id(connection: &mut PgConnection, id: Uuid) -> Result<Option<Registration>, StoreError> {
     let query = sqlx::query_as::<_, RegistrationRow>(concat!(
         "select ",
         columns!(),
@@ -430,7 +437,7 @@ async fn source_of(connection: &mut PgConnection, id: Uuid) -> Result<SourceId, 
     query.fetch_optional(connection).await?.map(SourceId).ok_or(StoreError::NotFound("registration"))
 }
 
-fn entry<'a>(
+pub(crate) fn entry<'a>(
     action: &'static str,
     before: Option<&Registration>,
     after: &Registration,

@@ -1,6 +1,6 @@
 //! Registrations as the worker sees them: what to cover, and what it reports back.
 
-use aura_domain::{Epoch, Lsn, SourceId};
+use aura_domain::{Epoch, Lsn, SourceId, SqlName};
 use sqlx::{PgConnection, postgres::types::Oid};
 use uuid::Uuid;
 
@@ -75,12 +75,12 @@ impl Store {
     }
 
     /// The worker found an enabled registration blocked, missing or pending again; `reason` for people. One that has been
-    /// enabled for another table than `oid` meanwhile is left alone.
+    /// enabled for another table than `oid`, or has followed its table to another name, meanwhile is left alone.
     pub async fn mark_status(
         &self,
         source: SourceId,
         epoch: Epoch,
-        (id, oid): (Uuid, u32),
+        (id, oid, name): (Uuid, u32, &SqlName),
         status: RegistrationStatus,
         reason: Option<&str>,
     ) -> Result<(), StoreError> {
@@ -89,9 +89,11 @@ impl Store {
             fence(&mut tx, source, epoch).await?;
             let query = sqlx::query(
                 "update aura.realtime_tables set status = $3, reason = $4, active_since_lsn = null
-                 where id = $2 and source_id = $1 and enabled and table_oid = $5",
+                 where id = $2 and source_id = $1 and enabled and table_oid = $5
+                    and table_name = $6",
             );
-            let query = query.bind(source.0).bind(id).bind(status.as_str()).bind(reason).bind(Oid(oid));
+            let query =
+                query.bind(source.0).bind(id).bind(status.as_str()).bind(reason).bind(Oid(oid)).bind(name.as_str());
             query.execute(&mut *tx).await?;
             notify_status(&mut tx, source).await?;
             tx.commit().await?;

@@ -1,4 +1,4 @@
-use aura_domain::{Epoch, Generation, Lsn, ProjectId};
+use aura_domain::{Epoch, Generation, Lsn, ProjectId, Relation, SqlName};
 use aura_store::{Registration, RegistrationFilter, RegistrationStatus, ReplicaIdentity, StoreError, TableRef};
 use uuid::Uuid;
 
@@ -126,14 +126,20 @@ async fn r_reg_2_a_new_table_of_the_name_goes_live_only_when_enabled_again() {
     store.identity_set(on.id, None, Lsn(10), FIRST).await.expect("set");
     let epoch = store.raise_epoch(platform.source).await.expect("raised");
     let missing = RegistrationStatus::Missing;
-    store.mark_status(platform.source, epoch, (on.id, on.oid), missing, Some("dropped")).await.expect("marked");
+    store
+        .mark_status(platform.source, epoch, (on.id, on.oid, &on.table), missing, Some("dropped"))
+        .await
+        .expect("marked");
     let seen = store.registration_by_id(on.id).await.expect("read").expect("it exists");
     assert_eq!((seen.status, seen.reason.as_deref(), seen.oid), (missing, Some("dropped"), 7));
     let again = platform.enable(project, "t", 8).await;
     assert_eq!((again.oid, again.status, again.identity_set), (8, RegistrationStatus::Pending, false));
     assert_eq!((again.enabled_at_lsn, again.reason), (None, None));
     assert!(again.revision > seen.revision);
-    store.mark_status(platform.source, epoch, (on.id, 7), missing, Some("a late word")).await.expect("not fenced");
+    store
+        .mark_status(platform.source, epoch, (on.id, 7, &on.table), missing, Some("a late word"))
+        .await
+        .expect("not fenced");
     let kept = store.registration_by_id(on.id).await.expect("read").expect("it exists");
     assert_eq!(kept.status, RegistrationStatus::Pending, "what was found of the old table says nothing of the new one");
 }
@@ -148,7 +154,7 @@ async fn r_reg_6_a_blocked_table_is_tried_again_with_what_its_alter_left() {
     let epoch = store.raise_epoch(platform.source).await.expect("raised");
     let blocked = RegistrationStatus::Blocked;
     store
-        .mark_status(platform.source, epoch, (on.id, on.oid), blocked, Some("refused by the plugin"))
+        .mark_status(platform.source, epoch, (on.id, on.oid, &on.table), blocked, Some("refused by the plugin"))
         .await
         .expect("marked");
     let again = platform.enable(project, "t", 7).await;
@@ -169,7 +175,8 @@ async fn r_lease_2_an_old_epoch_writes_nothing() {
     let before = store.registration_by_id(on.id).await.expect("read");
     let active = store.mark_active(platform.source, old, 2, &[(on.id, Lsn(20))]).await;
     assert!(matches!(active, Err(StoreError::Fenced)), "{active:?}");
-    let status = store.mark_status(platform.source, old, (on.id, on.oid), RegistrationStatus::Missing, None).await;
+    let status =
+        store.mark_status(platform.source, old, (on.id, on.oid, &on.table), RegistrationStatus::Missing, None).await;
     assert!(matches!(status, Err(StoreError::Fenced)), "{status:?}");
     let applied = store.set_applied_revision(platform.source, old, 2).await;
     assert!(matches!(applied, Err(StoreError::Fenced)), "{applied:?}");
@@ -230,4 +237,45 @@ async fn unknown_things_are_not_found() {
     let unknown = store.identity_set(Uuid::new_v4(), None, Lsn(1), FIRST).await;
     assert!(matches!(unknown, Err(StoreError::NotFound("registration"))), "{unknown:?}");
     assert_eq!(store.engine(nowhere).await.expect("read"), None);
+}
+
+#[tokio::test]
+async fn r_reg_2_a_registration_follows_its_table() {
+    let platform = platform().await;
+    let store = &platform.store;
+    let project = platform.project("p").await;
+    let on = platform.enable(project, "t", 7).await;
+    store.identity_set(on.id, None, Lsn(10), FIRST).await.expect("set");
+    let epoch = store.raise_epoch(platform.source).await.expect("raised");
+    let at = |table: &str| Relation { schema: on.schema.clone(), table: name(table) };
+    let follow = async |oid, found: Option<Relation>| {
+        store.follow_table(platform.source, epoch, (on.id, oid), found.as_ref()).await.expect("written");
+        store.registration_by_id(on.id).await.expect("read").expect("it exists")
+    };
+    let stands = follow(7, Some(at("t"))).await;
+    assert_eq!((stands.changed_from.clone(), follow(8, None).await), (None, stands), "nothing to write");
+    let renamed = follow(7, Some(at("u"))).await;
+    assert_eq!((renamed.table.as_str(), renamed.status), ("u", RegistrationStatus::Pending));
+    assert_eq!(
+        (renamed.changed_from.as_ref().map(SqlName::as_str), renamed.enabled_at_lsn),
+        (Some("t"), Some(Lsn(10)))
+    );
+    let again = follow(7, Some(at("v"))).await;
+    assert_eq!(again.changed_from, renamed.changed_from, "what was never told of is still to be told");
+    store.change_told(epoch, &renamed).await.expect("not fenced");
+    assert_eq!(store.registration_by_id(on.id).await.expect("read").as_ref(), Some(&again), "it has changed since");
+    // What was seen under the old name says nothing of the new one.
+    let missing = RegistrationStatus::Missing;
+    store.mark_status(platform.source, epoch, (on.id, 7, &on.table), missing, None).await.expect("not fenced");
+    assert_eq!(store.registration_by_id(on.id).await.expect("read").as_ref(), Some(&again));
+    store.change_told(epoch, &again).await.expect("not fenced");
+    let told = store.registration_by_id(on.id).await.expect("read").expect("it exists");
+    assert_eq!(told.changed_from, None);
+
+    platform.enable(project, "w", 9).await;
+    let taken = follow(7, Some(at("w"))).await;
+    assert_eq!((taken.table.as_str(), taken.status), ("v", missing), "that name is registered");
+    assert_eq!(follow(7, Some(at("w"))).await, taken, "said once");
+    let late = store.follow_table(platform.source, Epoch(epoch.0 - 1), (on.id, 7), None).await;
+    assert!(matches!(late, Err(StoreError::Fenced)), "{late:?}");
 }

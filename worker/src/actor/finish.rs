@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Rungs 1 to 3 take 500 ms at most (R-ENG-4): this for each of two waits. Less, so that the worker's own report of a
-/// forced stop comes before the api takes the end over, half a second after the deadline.
+/// forced stop comes before the api takes the end over: of a force-close half a second after it was asked for.
 const CUT: Duration = Duration::from_millis(100);
 /// A stop is answered within its deadline + 5 s: the SQL rungs end before that.
 const SQL_RUNGS: Duration = Duration::from_millis(4300);

@@ -24,7 +24,7 @@ use crate::{
 const BEGIN: Duration = Duration::from_secs(10);
 /// With a deadline of 0 the final position and a polite end may still take this long.
 const AT_ONCE: Duration = Duration::from_millis(500);
-/// What the engine's last step may take longer. Short: half a second after the deadline of an operation others come.
+/// What the engine's last step may take longer. Short: soon after the deadline of an operation others come.
 const SLACK: Duration = Duration::from_millis(50);
 
 /// Why the actor turns to ending the engine.

@@ -274,9 +274,9 @@ impl Judge {
             return;
         }
         let (status, reason) = (RegistrationStatus::Missing, Some("the registered table is gone"));
-        let which = (table.registration, table.oid);
+        let which = (table.registration, table.oid, &table.relation.table);
         match self.store.mark_status(self.control.source, self.control.epoch, which, status, reason).await {
-            Ok(()) => drop(lane.missing.insert(which)),
+            Ok(()) => drop(lane.missing.insert((table.registration, table.oid))),
             Err(error) => tracing::warn!(source = %self.control.source, %error, "missing table not noted"),
         }
     }

@@ -1,5 +1,6 @@
 //! The engine of one source: slot, reader, shards, visibility, bus, and one resolved LSN.
 
+mod census;
 mod end;
 mod error;
 mod filter;
@@ -36,6 +37,7 @@ use aura_flow::{Heartbeat, Reader, ReaderLimits};
 use aura_lease::LeaseBackend;
 use aura_pgsource::{Sockets, SourceError, SourceUrl, slot as slot_names, visibility::VisibilityPool};
 use aura_store::{Source, Store};
+use census::Census;
 pub(crate) use end::{End, How, Running};
 pub(crate) use shard::BATCH_BYTES;
 use tasks::Tasks;
@@ -244,6 +246,7 @@ impl Engine {
         let (ready_tx, ready) = watch::channel(false);
         let mut intake = self.start_parts(loaded_tx, ready_tx, skips);
         self.tasks.spawn("watch", Lookout::new(Arc::clone(&self)).run());
+        self.tasks.spawn("census", Census::new(Arc::clone(&self), loaded_rx.clone()).run());
         let mut session = Session::new(&self, loaded_rx);
         let end = {
             let sessions = session.run_all(&mut intake, ready);

@@ -34,7 +34,7 @@ impl ProjectInfo {
     }
 
     /// The client's word for a physical schema.
-    fn client_schema<'a>(&self, physical: &'a SqlName) -> &'a str {
+    pub(super) fn client_schema<'a>(&self, physical: &'a SqlName) -> &'a str {
         if *physical == self.schema { "public" } else { physical.as_str() }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use aura_domain::{Epoch, Lsn, SourceId};
+use aura_domain::{Epoch, Lsn, Relation, SourceId};
 use aura_store::{Store, StoreError};
 use tokio::sync::{RwLock, watch};
 use tokio_util::sync::CancellationToken;
@@ -18,6 +18,13 @@ use crate::subs::control::Control;
 pub(super) struct Covered {
     registry: Arc<Registry>,
     from: Lsn,
+}
+
+impl Covered {
+    /// Whether the stream covers the registration under this name.
+    pub(super) fn covers(&self, registration: uuid::Uuid, relation: &Relation) -> bool {
+        self.registry.table(relation).is_some_and(|table| table.registration == registration)
+    }
 }
 
 /// Works reports off, the newest wins: it covers all that the older ones did.
