@@ -279,6 +279,32 @@ async fn p3_11_a_second_sigterm_ends_the_drain_in_a_second_and_a_half() -> Resul
     scene.all_arrive().await.map(drop)
 }
 
+/// R-SD-4, R-SD-9, F.10: there is no time to see the slot free. That is no failure, but said; and the lease isn't given back.
+#[tokio::test]
+async fn p3_11_a_second_sigterm_while_the_source_hangs_is_told_as_what_it_is() -> Result<()> {
+    let options = SplitOptions::default().source_proxy().worker("AURA_STRICT_EXIT_CODES", "true");
+    let mut scene = Scene::start(options).await?;
+    scene.insert(1).await?;
+    scene.all_arrive().await?;
+    scene.source_proxy()?.set(Flow::Frozen);
+    let worker = &scene.split.worker;
+    worker.process.signal(Signal::TERM)?;
+    let draining = || async { http_status(worker.port, "/ready").await.is_ok_and(|status| status == 503) };
+    eventually(Duration::from_secs(2), draining).await?;
+    let second = Instant::now();
+    worker.process.signal(Signal::TERM)?;
+    let code = worker.process.wait(PATIENCE).await?.code();
+    assert!(second.elapsed() < Duration::from_millis(1500), "{:?}: {}", second.elapsed(), scene.split.logs());
+    assert_eq!(code, Some(3), "its position isn't verified: {}", scene.split.logs());
+    let told = worker.process.lines().into_iter().find(|line| line.contains("engine ended"));
+    let told = told.with_context(|| scene.split.logs())?;
+    assert!(told.contains("slot_released=false lease_released=false"), "{told}");
+    scene.source_proxy()?.set(Flow::Open);
+    scene.split.start_worker()?;
+    scene.insert(1).await?;
+    scene.all_arrive().await.map(drop)
+}
+
 /// F.11: no new work comes to a process that leaves, and nobody kills it while it does.
 #[tokio::test]
 async fn p3_15_not_ready_a_tenth_of_a_second_after_sigterm_and_healthy_to_the_end() -> Result<()> {

@@ -46,6 +46,7 @@ use crate::{
     engine::EngineDeps,
     fronts::Fronts,
     status::StatusBoard,
+    stop::Exit,
     supervisor::Supervisor,
     watchdog::{Watchdog, Watchlist},
 };
@@ -89,9 +90,6 @@ pub async fn ensure_alone(store: &Store, settings: &WorkerSettings) -> Result<()
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }
-
-/// Of the process's drain time, for the kill ladder: its own rungs, and a first answer of the server.
-const LADDER_RESERVE: Duration = Duration::from_secs(2);
 
 /// What a worker needs.
 pub struct WorkerDeps {
@@ -161,8 +159,8 @@ impl Worker {
             let alone = lease::stay_alone(store, me, shutdown.clone());
             tasks.spawn(listening.clone().run_until_cancelled_owned(alone));
         }
-        let (drained_by, process) = watch::channel(None);
-        tasks.spawn(pass_on(shutdown.deadlines(), drained_by));
+        let (exit, process) = watch::channel(None);
+        tasks.spawn(pass_on(shutdown.deadlines(), exit));
         let reports = Supervisor::new(self.deps, process).run(self.desks).await;
         listening.cancel();
         tasks.close();
@@ -209,16 +207,15 @@ impl Desk {
 }
 
 /// When the engines must have drained: some of the time is kept for those that have to be cut (R-ENG-4).
-async fn pass_on(mut deadlines: watch::Receiver<Option<Instant>>, drained_by: watch::Sender<Option<Instant>>) {
+async fn pass_on(mut deadlines: watch::Receiver<Option<Instant>>, exit: watch::Sender<Option<Exit>>) {
     loop {
         let deadline = *deadlines.borrow_and_update();
         if let Some(at) = deadline {
-            let left = at.saturating_duration_since(Instant::now());
-            drained_by.send_replace(Some(at - LADDER_RESERVE.min(left / 3)));
+            exit.send_replace(Some(Exit::by(at.into_std(), std::time::Instant::now())));
         }
         tokio::select! {
             Ok(()) = deadlines.changed() => {}
-            () = drained_by.closed() => return,
+            () = exit.closed() => return,
         }
     }
 }

@@ -78,6 +78,12 @@ impl WorkerSettings {
         self.memory_quota / self.max_engines.max(1)
     }
 
+    /// Largest message of the log in bytes that is read at all: an update has both images, of which only one goes out. It is
+    /// held several times over while it is decoded and sent on.
+    pub fn max_message(&self) -> usize {
+        2 * self.max_event_bytes
+    }
+
     /// What can't work, in words for the operator (R-MEM-9); `container` is the memory of the container in bytes.
     pub fn problems(&self, container: Option<u64>) -> Vec<String> {
         let mut problems = Vec::new();

@@ -9,6 +9,15 @@ use aura_store::Operation;
 /// Two reads of one deadline differ by less.
 const JITTER: Duration = Duration::from_millis(50);
 
+/// Of the process's time, for the kill ladder: its own rungs, and a first answer of the server.
+const LADDER_RESERVE: Duration = Duration::from_secs(2);
+/// What our own rungs take of that, until the server is asked.
+const OWN_RUNGS: Duration = Duration::from_millis(250);
+/// What the engine's and the process's last words take of it.
+const LAST_WORDS: Duration = Duration::from_millis(550);
+/// What the rungs on the server get in any case.
+pub(crate) const SQL_AT_LEAST: Duration = Duration::from_millis(100);
+
 /// An order to end. Several may hold at a time; the engine follows the tightest of each part (R-ENG-3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stop {
@@ -29,6 +38,30 @@ pub(crate) enum Plan {
     Operation,
     /// The kill ladder at once.
     Force,
+}
+
+/// The end of the process: its time is shared out between the engines' drain and their ladders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Exit {
+    /// The engines have drained by then.
+    pub(crate) drained_by: Instant,
+    /// What comes after that: the ladder's rungs, and the last words.
+    pub(crate) reserve: Duration,
+}
+
+impl Exit {
+    /// Of a process that has to be gone by `at`.
+    pub(crate) fn by(at: Instant, now: Instant) -> Self {
+        let left = at.saturating_duration_since(now);
+        let reserve = LADDER_RESERVE.min(left * 3 / 4);
+        Self { drained_by: at - reserve, reserve }
+    }
+
+    /// The rungs on the server are over by then: the last words come after them.
+    pub(crate) fn sql_by(self) -> Instant {
+        let sql = self.reserve.saturating_sub(OWN_RUNGS + LAST_WORDS).max(SQL_AT_LEAST);
+        self.drained_by + OWN_RUNGS + sql
+    }
 }
 
 impl Stop {
@@ -89,6 +122,20 @@ mod tests {
         assert!(!order.is_like(Stop { by: now + Duration::from_millis(51), ..order }));
         assert!(!order.is_like(Stop { on_deadline: OnDeadline::Abandon, ..order }));
         assert!(!order.is_like(Stop { plan: Plan::Force, ..order }));
+    }
+
+    #[test]
+    fn r_sd_4_the_ladder_fits_into_what_is_left_of_the_process() {
+        let now = Instant::now();
+        // Seconds that are left; the binaries keep the last 0.5 s, or a quarter of a single second, for themselves.
+        for (left, kept) in [(1.0, 0.25), (2.0, 0.5), (3.0, 0.5), (4.0, 0.5), (25.0, 0.5)] {
+            let exit = Exit::by(now + Duration::from_secs_f64(left), now);
+            let over = (exit.sql_by() - now).as_secs_f64();
+            assert!(over <= left - kept + 1e-6, "{left}: {over}");
+        }
+        let usual = Exit::by(now + Duration::from_secs(25), now);
+        let parts = (usual.drained_by - now, usual.sql_by() - usual.drained_by);
+        assert_eq!(parts, (Duration::from_secs(23), Duration::from_millis(1450)));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use aura_store::{Engine, NewWorker, Operation, Signal, SignalListener, Source, S
 use tokio::{
     sync::watch,
     task::{JoinHandle, JoinSet},
-    time::{Instant as Clock, sleep, timeout},
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -20,6 +20,7 @@ use crate::{
     engine::EngineDeps,
     pool::{self, Holder, Member, Wanted},
     settings::WorkerSettings,
+    stop::Exit,
 };
 
 /// The rows are read this often, signal or not: a stop works without the bus, and with a signal that was lost (R-ENG-3).
@@ -37,7 +38,7 @@ const GOODBYE: Duration = Duration::from_millis(300);
 /// See the module.
 pub(crate) struct Supervisor {
     deps: EngineDeps,
-    process: watch::Receiver<Option<Clock>>,
+    process: watch::Receiver<Option<Exit>>,
     actors: HashMap<SourceId, Handle>,
     working: JoinSet<Option<EngineReport>>,
     pool: Pool,
@@ -62,7 +63,7 @@ struct Pool {
 }
 
 impl Supervisor {
-    pub(crate) fn new(deps: EngineDeps, process: watch::Receiver<Option<Clock>>) -> Self {
+    pub(crate) fn new(deps: EngineDeps, process: watch::Receiver<Option<Exit>>) -> Self {
         let pool = Pool {
             me: deps.worker.clone(),
             dead_after: dead_after(&deps.settings),

@@ -283,14 +283,19 @@ async fn r_dec_4_the_gap_of_a_row_that_cant_be_used_waits_for_the_bus() -> anyho
     let mut watch = stage.changes().await;
     bus.away.store(true, Ordering::SeqCst);
     let tries = bus.batches.load(Ordering::SeqCst);
-    stage.sql.batch_execute("insert into t values (1, repeat('x', 68 << 20))").await?;
-    let end = stage.slot().await.log_end().await?;
+    let limit = stage.settings.max_message();
+    assert_eq!(limit, 16 << 20, "twice the largest event: what one row may cost in memory (R-MEM-9)");
+    stage.sql.batch_execute(&format!("insert into t values (1, repeat('x', {limit}))")).await?;
     eventually(PATIENCE, || async { bus.batches.load(Ordering::SeqCst) > tries + 1 }).await?;
     worker.kill();
     let worker = stage.run_worker().await;
     bus.away.store(false, Ordering::SeqCst);
     let announced = watch.next_gap().await;
     assert_eq!((&announced["reason"], &announced["tables"]), (&json!("undecodable"), &json!([["public", "t"]])));
+    // One that is read, but larger than an event may be, comes without its large column.
+    stage.sql.batch_execute(&format!("insert into t values (2, repeat('x', {}))", limit - 1024)).await?;
+    assert_eq!(watch.next().await.data["record"], json!({"id": 2}));
+    let end = stage.slot().await.log_end().await?;
     stage.slot().await.wait(PATIENCE, |slot| slot.is_some_and(|slot| slot.confirmed >= Some(end))).await?;
     assert_eq!(gaps(&stage).await, ["undecodable"]);
     let reports = worker.stop().await;

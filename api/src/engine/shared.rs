@@ -12,7 +12,7 @@ use tokio::{sync::Mutex as AsyncMutex, time::Instant};
 use crate::error::Result;
 
 /// What was read last, and when that began.
-type Last<T> = Arc<AsyncMutex<Option<(Instant, T)>>>;
+type Last<T> = Arc<AsyncMutex<Option<(Instant, Result<T>)>>>;
 
 /// See the module.
 pub(super) struct Shared<T>(Mutex<HashMap<SourceId, Last<T>>>);
@@ -33,12 +33,13 @@ impl<T: Clone> Shared<T> {
         };
         let mut last = last.lock().await;
         if let Some((_, seen)) = last.as_ref().filter(|(began, _)| *began >= came) {
-            return Ok(seen.clone());
+            return seen.clone();
         }
         let began = Instant::now();
-        let seen = read.await?;
+        // A failure is news, too: a database that hangs costs each of the crowd one time-out, not one after the other.
+        let seen = read.await;
         *last = Some((began, seen.clone()));
-        Ok(seen)
+        seen
     }
 }
 
@@ -63,8 +64,14 @@ mod tests {
         assert!(seen.into_iter().all(|seen| seen.is_ok()));
         assert_eq!(reads.get(), 2, "whoever came after the first had begun needs another");
         assert_eq!(shared.read(source, read()).await.ok(), Some(3), "what was read before isn't news");
-        let failed = async { Err(ApiError::source_not_found()) };
-        assert!(shared.read(source, failed).await.is_err());
-        assert_eq!(shared.read(source, read()).await.ok(), Some(4));
+        let fail = async || {
+            reads.set(reads.get() + 1);
+            tokio::task::yield_now().await;
+            Err(ApiError::source_not_found())
+        };
+        let failed = join_all((0..50).map(|_| shared.read(source, fail()))).await;
+        assert!(failed.into_iter().all(|failed| failed.is_err()));
+        assert_eq!(reads.get(), 5, "nor does a crowd fail one after the other");
+        assert_eq!(shared.read(source, read()).await.ok(), Some(6));
     }
 }

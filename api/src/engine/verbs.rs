@@ -170,7 +170,7 @@ pub(crate) async fn new_slot(state: &AppState, source: &Source, caller: Caller<'
         return Err(conflict("recreate-slot", Some(Verb::RecreateSlot), engine.state, None));
     }
     let status = slot::look(source).await?;
-    if status.is_some_and(|status| !status.is_lost()) {
+    if status.is_some_and(|status| status.useless().is_none()) {
         let detail = "The slot is there and nothing is lost: a new one would skip what is still to be read.";
         return Err(ApiError::new(Code::SlotNotLost, detail));
     }

@@ -89,10 +89,13 @@ pub(crate) async fn start_engine(
     headers: HeaderMap,
     _: Option<Json<Nothing>>,
 ) -> Result<Response> {
-    let source = find_source(&state, &word).await?;
-    let request = Request::of(&platform);
-    let runs = engine::start(&state, &source, wait(&headers), request.caller()).await?;
-    if runs { Ok(Json(show(&state, &source).await?).into_response()) } else { open(&state, &source).await }
+    let (request, wait) = (Request::of(&platform), wait(&headers));
+    in_time(wait + BEYOND, async {
+        let source = find_source(&state, &word).await?;
+        let runs = engine::start(&state, &source, wait, request.caller()).await?;
+        if runs { Ok(Json(show(&state, &source).await?).into_response()) } else { open(&state, &source).await }
+    })
+    .await
 }
 
 /// Stop an engine.
@@ -199,10 +202,13 @@ pub(crate) async fn recreate_slot(
     Path(word): Path<String>,
     _: Option<Json<Nothing>>,
 ) -> Result<Response> {
-    let source = find_source(&state, &word).await?;
     let request = Request::of(&platform);
-    engine::new_slot(&state, &source, request.caller()).await?;
-    open(&state, &source).await
+    in_time(BEYOND, async {
+        let source = find_source(&state, &word).await?;
+        engine::new_slot(&state, &source, request.caller()).await?;
+        open(&state, &source).await
+    })
+    .await
 }
 
 /// Who asks, for the audit.
@@ -229,7 +235,7 @@ async fn open(state: &AppState, source: &Source) -> Result<Response> {
         .into_response())
 }
 
-/// Whoever asks for a stop is answered in time, also when the platform database hangs.
+/// Whoever asks for something is answered in time, also when the platform database hangs.
 async fn in_time(limit: Duration, answer: impl Future<Output = Result<Response>>) -> Result<Response> {
     let late = |_| Problem::new(Code::PlatformUnavailable, "The platform database takes too long.").retry_after(1);
     timeout(limit, Box::pin(answer)).await.map_err(late)?

@@ -106,6 +106,12 @@ pub trait Bus: Send + Sync + 'static {
     /// Largest payload in bytes that the bus takes.
     fn max_payload(&self) -> usize;
 
+    /// Receipt proves that the server which we are connected to has a message; in a cluster a front's may not have it yet,
+    /// and never get it.
+    fn is_clustered(&self) -> bool {
+        false
+    }
+
     /// What is not as it should be with the server that is connected (R-ENG-9): `nats_version`, `nats_max_payload`.
     fn findings(&self) -> Vec<Finding> {
         Vec::new()

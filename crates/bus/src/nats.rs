@@ -227,6 +227,10 @@ impl Bus for NatsBus {
         self.asking.client().max_payload()
     }
 
+    fn is_clustered(&self) -> bool {
+        self.asking.client().server_info().cluster.is_some()
+    }
+
     fn findings(&self) -> Vec<Finding> {
         let client = self.publishing.client();
         let (major, minor, patch) = OLDEST;

@@ -18,7 +18,7 @@ pub use identity::{Pod, is_predecessor, pod_prefix, worker_id};
 #[cfg(feature = "kubernetes")]
 pub use kubernetes::{KubernetesLease, KubernetesOptions};
 pub use none::NoLease;
-pub use run::{Guard, LeaseConfig, LeaseLost, run_with_lease};
+pub use run::{Guard, LeaseConfig, LeaseLost, Leave, run_with_lease};
 
 /// A lease that was won: proof for [`LeaseBackend::renew`] and [`LeaseBackend::release`].
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -45,6 +45,21 @@ impl LeaseConfig {
     }
 }
 
+/// What becomes of the lease after the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leave {
+    /// It is given back: somebody else may have it at once.
+    Release,
+    /// What it guards isn't seen free: it expires (R-SD-9).
+    Expire,
+}
+
+impl From<()> for Leave {
+    fn from((): ()) -> Self {
+        Self::Release
+    }
+}
+
 /// The lease is not ours any more, or can't be proved to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the lease is lost")]
@@ -79,32 +94,33 @@ impl Guard {
 /// The guard's token is cancelled when the lease is lost, and a third of the duration *before* it can expire if the back end
 /// fails or hangs; `work` then ends without draining. It isn't cancelled by `stop`: renewals go on while `work`, which
 /// watches its own stop signal, drains. The lease is released only after `work` has returned, so `work` returns after it
-/// has seen its slot inactive (R-SD-9). If `work` returns by itself the lease is released and sought again after `retry`.
+/// has seen its slot inactive (R-SD-9), or says [`Leave::Expire`]. If `work` returns by itself the lease is released and sought again after `retry`.
 pub async fn run_with_lease<F, Fut>(backend: &dyn LeaseBackend, config: &LeaseConfig, stop: CancellationToken, work: F)
 where
     F: Fn(Claim, Guard) -> Fut,
-    Fut: Future<Output = ()>,
+    Fut: Future,
+    Fut::Output: Into<Leave>,
 {
     while let Some((claim, sent)) = acquire(backend, config, &stop).await {
         let lost = CancellationToken::new();
         let (extend, valid_until) = watch::channel(config.give_up_at(sent));
         let guard = Guard { lost: lost.clone(), valid_until };
-        let held = {
+        let left = {
             let mut work = pin!(work(claim.clone(), guard));
-            let held = tokio::select! {
+            let left = tokio::select! {
                 // Whether the work has just ended or not, a lost lease is lost.
                 biased;
-                () = keep(backend, config, &claim, sent, &extend) => false,
-                () = &mut work => true,
+                () = keep(backend, config, &claim, sent, &extend) => None,
+                left = &mut work => Some(left.into()),
             };
-            if !held {
+            if left.is_none() {
                 tracing::warn!(lease = %config.name, "lease lost, stopping the work");
                 lost.cancel();
                 work.await;
             }
-            held
+            left
         };
-        if held {
+        if left == Some(Leave::Release) {
             release(backend, config, &stop, claim).await;
         }
         // Not sooner, whatever changes hands: work that fails at once must not go round among the workers like a top.

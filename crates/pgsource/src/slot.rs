@@ -74,6 +74,13 @@ impl SlotStatus {
         self.wal_status.as_deref() == Some("lost")
     }
 
+    /// Why it can't be read from any more, only made again: it is lost, or ahead of the server, which was restored, and
+    /// would pass over what is written from now on (control-plane.md, finding 9).
+    pub fn useless(&self) -> Option<&'static str> {
+        let ahead = self.confirmed_flush.is_some_and(|confirmed| confirmed > self.wal_end);
+        if self.is_lost() { Some("lost") } else { ahead.then_some("ahead of the server") }
+    }
+
     /// For an engine's live status.
     pub fn live(&self) -> SlotLive {
         SlotLive {
@@ -286,5 +293,23 @@ mod tests {
         }
         assert_eq!(epoch_of(&name, other), None);
         assert_eq!(slot_name(source), "aura_cdc_0191d0a0");
+    }
+
+    #[test]
+    fn r_eng_8_a_slot_that_was_lost_or_is_ahead_of_a_restored_server_is_of_no_use() {
+        let status = |wal_status: &str, confirmed, end| SlotStatus {
+            active: false,
+            holder: None,
+            wal_status: Some(wal_status.to_owned()),
+            confirmed_flush: Some(Lsn(confirmed)),
+            restart: Some(Lsn(1)),
+            plugin: "wal2json".to_owned(),
+            database: "app".to_owned(),
+            safe_wal_size: None,
+            wal_end: Lsn(end),
+        };
+        assert_eq!(status("reserved", 10, 10).useless(), None);
+        assert_eq!(status("lost", 10, 20).useless(), Some("lost"));
+        assert_eq!(status("reserved", 11, 10).useless(), Some("ahead of the server"));
     }
 }

@@ -82,10 +82,19 @@ impl HubRunner {
 
     /// A worker says that it leads the source, and what it counts.
     pub(crate) fn hear(&self, source: SourceId, epoch: Epoch, seqs: &[(ProjectId, u64)]) {
-        let mut epochs = self.inner.epochs.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = epochs.entry(source).or_insert(epoch);
-        *known = epoch.max(*known);
-        drop(epochs);
+        let before = {
+            let mut epochs = self.inner.epochs.lock().unwrap_or_else(PoisonError::into_inner);
+            let known = epochs.entry(source).or_insert(epoch);
+            std::mem::replace(known, epoch.max(*known))
+        };
+        if epoch < before {
+            metrics::counter!("front_bus_dropped_total", "reason" => "past_epoch").increment(1);
+            tracing::warn!(%source, %epoch, newest = %before, "a leader of a past epoch speaks, nothing of it is delivered");
+        }
+        if before < epoch && self.inner.bus.is_clustered() {
+            // The old leader's last messages have reached its server, and maybe not ours; it doesn't count them any more.
+            self.announce_loss(Some(source), GapReason::Failover);
+        }
         for hub in self.all().into_iter().filter(|hub| hub.source() == source) {
             let last = seqs.iter().find(|(project, _)| *project == hub.project).map(|(_, last)| *last);
             hub.hear((epoch, last));

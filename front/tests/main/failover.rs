@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
-use aura_bus::{MemoryBus, Message, Subject};
+use aura_bus::{MemoryBus, Message, NatsBus, NatsOptions, Subject};
 use aura_domain::{Epoch, Lsn};
-use aura_testkit::eventually;
+use aura_testkit::{Nats, NatsOptions as ServerOptions, eventually};
 use aura_wire::{
     GapEnvelope, GapReason,
     control::{Announcement, Request},
@@ -35,6 +35,24 @@ async fn g8_a_new_leader_that_has_our_snapshot_is_no_gap() {
     rig.publish(of_epoch(2, change(1, 1, "t", &[rig.leader.sub_id("t", "alice")]))).await;
     assert_eq!(client.next().await.event, "postgres_changes");
     client.expect_nothing().await;
+}
+
+/// What the old leader was told is received may still be on its way between the servers of a cluster, and never come.
+#[tokio::test]
+async fn r_frt_4_in_a_cluster_a_new_leader_is_a_gap() {
+    let options = ServerOptions::default()
+        .line("server_name: one")
+        .line("cluster { name: test, listen: \"127.0.0.1:-1\", routes: [\"nats://127.0.0.1:1\"] }");
+    let nats = Nats::start_with(options).await.expect("a server");
+    let bus = NatsBus::connect(NatsOptions::new(nats.url(), "test")).await.expect("a bus");
+    let rig = Rig::start_with(hasty(), Arc::new(bus)).await;
+    let mut client = rig.subscriber("t", "alice").await;
+    rig.publish(change(1, 1, "t", &[rig.leader.sub_id("t", "alice")])).await;
+    assert_eq!(client.next().await.event, "postgres_changes");
+    rig.leader.state().epoch = Epoch(2);
+    rig.leader.announce(&Announcement::RegistryChanged { source: source(), epoch: Epoch(2) }).await;
+    let told = client.next().await;
+    assert_eq!((&*told.event, &told.payload["extension"]), ("system", &json!("postgres_changes")), "{told:?}");
 }
 
 fn of_epoch(epoch: i64, mut message: Message) -> Message {

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     engine::{End, How, Running},
     states::Observed,
-    stop::Plan,
+    stop::{Plan, SQL_AT_LEAST},
 };
 
 /// Rungs 1 to 3 take 500 ms at most (R-ENG-4): this for each of two waits. Less, so that the worker's own report of a
@@ -29,8 +29,6 @@ use crate::{
 const CUT: Duration = Duration::from_millis(100);
 /// A stop is answered within its deadline + 5 s: the SQL rungs end before that.
 const SQL_RUNGS: Duration = Duration::from_millis(4300);
-/// At the end of the process, which has 2 s after its deadline.
-const SQL_RUNGS_AT_EXIT: Duration = Duration::from_millis(1200);
 /// What the SQL rungs get in any case.
 const SQL_RUNGS_AT_LEAST: Duration = Duration::from_millis(500);
 /// A slot that isn't free is looked at again after 1 s, later every 10 s (R-ENG-7).
@@ -239,9 +237,11 @@ impl<'a> Finish<'a> {
 
     /// The first time inside what the deadline leaves; nobody waits for the later ones, unless the process ends.
     fn time_for_sql(&self, first: bool) -> Duration {
-        let exiting = self.is_exiting();
-        let extra = if exiting { SQL_RUNGS_AT_EXIT } else { SQL_RUNGS };
-        let by = self.run.stop.filter(|_| first || exiting).map(|(stop, _)| stop.by + extra);
+        let exit = *self.run.actor.process.borrow();
+        if let Some(exit) = exit {
+            return exit.sql_by().saturating_duration_since(Instant::now()).clamp(SQL_AT_LEAST, SQL_RUNGS);
+        }
+        let by = self.run.stop.filter(|_| first).map(|(stop, _)| stop.by + SQL_RUNGS);
         let left = by.map_or(SQL_RUNGS, |by| by.saturating_duration_since(Instant::now()));
         left.clamp(SQL_RUNGS_AT_LEAST, SQL_RUNGS)
     }
@@ -312,7 +312,7 @@ impl<'a> Finish<'a> {
         report
     }
 
-    /// The last words: the lease goes back, then the row, which wakes the others.
+    /// The last words: the lease goes back if the slot is free (R-SD-9), then the row, which wakes the others.
     async fn leave(self, then: Observed, mut report: EngineReport, writers: Writers) -> EngineReport {
         let written = async {
             while !self.run.states.is_written() {
@@ -322,8 +322,10 @@ impl<'a> Finish<'a> {
         let _ = timeout(self.patience(WRITTEN), written).await;
         drop(writers);
         let deps = &self.run.actor.deps;
-        let released = timeout(self.patience(GIVE_BACK), deps.lease.release(self.run.claim.clone())).await;
-        report.lease_released = matches!(released, Ok(Ok(())));
+        if report.slot_released {
+            let released = timeout(self.patience(GIVE_BACK), deps.lease.release(self.run.claim.clone())).await;
+            report.lease_released = matches!(released, Ok(Ok(())));
+        }
         self.run.states.enter(then.clone());
         say(&report);
         let reason = then.reason();

@@ -14,12 +14,15 @@ use std::{
 };
 
 use aura_domain::{EngineReport, Outcome};
-use aura_lease::{Guard, LeaseConfig, run_with_lease};
+use aura_lease::{Guard, LeaseConfig, Leave, run_with_lease};
 use aura_store::{Engine, Source};
 use tokio::{sync::watch, time::sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::{engine::EngineDeps, stop::Stop};
+use crate::{
+    engine::EngineDeps,
+    stop::{Exit, Stop},
+};
 
 /// First and longest pause after a run that failed.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -106,19 +109,15 @@ pub(crate) struct Actor {
     orders: watch::Receiver<Orders>,
     /// Counts the requests to end at once.
     force: watch::Receiver<u64>,
-    /// When the process must have drained; set once it ends.
-    process: watch::Receiver<Option<tokio::time::Instant>>,
+    /// Set once the process ends.
+    process: watch::Receiver<Option<Exit>>,
     leading: Arc<AtomicBool>,
     /// What came before the last run failed is worked off.
     nudges_seen: i64,
 }
 
 impl Actor {
-    pub(crate) fn new(
-        deps: EngineDeps,
-        source: Source,
-        process: watch::Receiver<Option<tokio::time::Instant>>,
-    ) -> (Self, Handle) {
+    pub(crate) fn new(deps: EngineDeps, source: Source, process: watch::Receiver<Option<Exit>>) -> (Self, Handle) {
         let (orders, force, leading) = (watch::Sender::default(), watch::Sender::new(0), Arc::default());
         let actor = Self {
             deps,
@@ -202,8 +201,10 @@ impl Actor {
             async move {
                 actor.leading.store(true, Ordering::SeqCst);
                 let ended = Box::pin(run::run(actor, claim, guard.lost().clone())).await;
+                let freed = ended.as_ref().is_none_or(|report| report.slot_released);
                 *report.lock().unwrap_or_else(PoisonError::into_inner) = ended;
                 actor.leading.store(false, Ordering::SeqCst);
+                if freed { Leave::Release } else { Leave::Expire }
             }
         };
         let running = run_with_lease(&*actor.deps.lease, &config, seeking.clone(), work);

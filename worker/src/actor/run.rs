@@ -202,7 +202,7 @@ impl Run<'_> {
     pub(super) fn tighten(&mut self, orders: &Orders) -> bool {
         let now = Instant::now();
         let drain = self.actor.deps.settings.drain_timeout;
-        let process = self.actor.process.borrow().map(|by| Stop::drain(by.into_std()));
+        let process = self.actor.process.borrow().map(|exit| Stop::drain(exit.drained_by));
         let forced = (*self.actor.force.borrow() != self.force_seen).then(|| Stop::force(now));
         // The first word counts, else a drain that is given up begins anew with each order.
         let begun = self.stop.map(|(stop, _)| stop);

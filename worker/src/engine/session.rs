@@ -237,7 +237,11 @@ impl<'e> Session<'e> {
                     // An older epoch may have come back meanwhile.
                     engine.end_older(sql).await;
                 }
-                other => return Ok(other?),
+                other => {
+                    let mut stream = other?;
+                    stream.set_max_message(engine.deps.settings.max_message());
+                    return Ok(stream);
+                }
             }
         }
     }

@@ -6,7 +6,8 @@ use aura_domain::{Condition, Epoch, Lsn, Relation};
 use aura_pgsource::{
     Plugin, ReplicationConnection, SqlConnection, SystemIdentity, connect_sql,
     ladder::{self, Freed, Target},
-    publication, slot,
+    publication,
+    slot::{self, SlotStatus},
 };
 use aura_store::{NewGap, Plugin as Wanted, SlotRecreate};
 use aura_wire::GapReason;
@@ -52,11 +53,12 @@ impl Engine {
         // A position of this generation says that there was a slot.
         let used = entered.is_some() && entered == generation;
         let found = status.as_ref().map(|status| self.plugin_of(status)).transpose()?;
-        if status.as_ref().is_some_and(is_useless) && entered.is_none() && !asked {
-            return Err(EngineError::SlotLost { what: "lost", why: "nothing says that it was ours" });
+        let useless = status.as_ref().and_then(SlotStatus::useless);
+        if let Some(what) = useless.filter(|_| entered.is_none() && !asked) {
+            return Err(EngineError::SlotLost { what, why: "nothing says that it was ours" });
         }
         match status.zip(found) {
-            Some((status, plugin)) if !is_useless(&status) => {
+            Some((status, plugin)) if useless.is_none() => {
                 if asked {
                     self.deps.store.new_slot_made(self.source.id, self.epoch).await?;
                 }
@@ -64,7 +66,7 @@ impl Engine {
             }
             None if !used => self.create_slot(connection, sql).await,
             status => {
-                let what = if status.is_some() { "lost" } else { "missing" };
+                let what = useless.unwrap_or("missing");
                 if !asked {
                     self.may_replace(what).await?;
                 }
@@ -125,7 +127,7 @@ impl Engine {
 
     /// Names of slots are cluster-wide, and anybody may have taken ours. Whatever state a slot is in that we can't have made:
     /// it isn't ours to read, nor to drop.
-    fn plugin_of(&self, status: &slot::SlotStatus) -> Result<Plugin, EngineError> {
+    fn plugin_of(&self, status: &SlotStatus) -> Result<Plugin, EngineError> {
         if status.database != self.url.database() {
             return Err(EngineError::SlotOfOtherDatabase(status.database.clone()));
         }
@@ -135,7 +137,7 @@ impl Engine {
     async fn existing(
         &self,
         sql: &SqlConnection,
-        status: &slot::SlotStatus,
+        status: &SlotStatus,
         plugin: Plugin,
     ) -> Result<ReadySlot, EngineError> {
         let holder = status.holder.as_ref().filter(|_| status.active);
@@ -228,9 +230,4 @@ impl Engine {
             sleep(LOOK).await;
         }
     }
-}
-
-/// Lost, or ahead of the server: it would pass over what is written from now on (control-plane.md, finding 9).
-fn is_useless(status: &slot::SlotStatus) -> bool {
-    status.is_lost() || status.confirmed_flush.is_some_and(|confirmed| confirmed > status.wal_end)
 }

@@ -13,7 +13,7 @@ use super::ShutdownHandle;
 pub enum Cap {
     /// So long, and never beyond the deadline.
     AtMost(Duration),
-    /// Until so long before the deadline, for the phases after it; at least half of what is left.
+    /// Until so long before the deadline, for the phases after it; at least three quarters of what is left.
     Leaving(Duration),
 }
 
@@ -21,7 +21,7 @@ impl Cap {
     fn end(self, began: Instant, deadline: Instant, now: Instant) -> Instant {
         match self {
             Self::AtMost(cap) => deadline.min(began + cap),
-            Self::Leaving(rest) => deadline - rest.min(deadline.saturating_duration_since(now) / 2),
+            Self::Leaving(rest) => deadline - rest.min(deadline.saturating_duration_since(now) / 4),
         }
     }
 }
@@ -122,6 +122,6 @@ mod tests {
         };
         tokio::join!(phases.run("rest", Cap::Leaving(Duration::from_secs(2)), pending::<()>()), hurry);
         phases.run("last", Cap::AtMost(DRAIN), pending::<()>()).await;
-        assert_eq!(milliseconds(&shutdown), [3500, 500]);
+        assert_eq!(milliseconds(&shutdown), [3750, 250]);
     }
 }

@@ -1,6 +1,7 @@
 //! The holder's loop against a scripted back end and a paused clock: what it does at which moment.
 
 use std::{
+    future::{Ready, ready},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -10,7 +11,7 @@ use std::{
 
 use async_trait::async_trait;
 use aura_domain::WorkerId;
-use aura_lease::{Claim, Holder, LeaseBackend, LeaseConfig, LeaseError, NoLease, run_with_lease};
+use aura_lease::{Claim, Holder, LeaseBackend, LeaseConfig, LeaseError, Leave, NoLease, run_with_lease};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -174,7 +175,8 @@ async fn r_sd_9_stop_lets_the_work_drain_under_the_lease() {
     let backend = Scripted::new(&[Answer::Yes]);
     let stop = CancellationToken::new();
     stop.cancel();
-    run_with_lease(&backend, &config(), stop.clone(), |_, _| async { panic!("stopped before it was won") }).await;
+    run_with_lease(&backend, &config(), stop.clone(), |_, _| -> Ready<()> { panic!("stopped before it was won") })
+        .await;
     let stop = CancellationToken::new();
     run_with_lease(&backend, &config(), stop.clone(), |_, guard| {
         let (stop, working) = (stop.clone(), Arc::clone(&backend.working));
@@ -188,6 +190,18 @@ async fn r_sd_9_stop_lets_the_work_drain_under_the_lease() {
     })
     .await;
     assert_eq!(backend.released.into_inner(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn r_sd_9_what_is_not_seen_free_keeps_its_lease_until_that_expires() {
+    let backend = Scripted::new(&[Answer::Yes]);
+    let stop = CancellationToken::new();
+    run_with_lease(&backend, &config(), stop.clone(), |_, _| {
+        stop.cancel();
+        ready(Leave::Expire)
+    })
+    .await;
+    assert_eq!((backend.acquired.into_inner(), backend.released.into_inner()), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]
