@@ -126,7 +126,10 @@ impl Supervisor {
                     Some(Err(error)) => tracing::error!(%error, "an engine's actor ended without a word"),
                     None => return reports,
                 },
-                Ok(view) = view => self.pass_on(&view, &pool::Plan::default()),
+                // One that fails is no reason not to hear the next.
+                view = view => if let Ok(view) = view {
+                    self.pass_on(&view, &pool::Plan::default());
+                },
             }
         }
     }

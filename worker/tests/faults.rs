@@ -25,6 +25,8 @@ pub(crate) struct Faulty {
     pub(crate) away: AtomicBool,
     /// Batches that were taken to the end.
     pub(crate) taken: AtomicUsize,
+    /// Payload bytes of the largest batch.
+    pub(crate) largest: AtomicUsize,
     state: watch::Sender<ConnectionState>,
 }
 
@@ -40,6 +42,7 @@ impl Default for Faulty {
             block: Gate::default(),
             away: AtomicBool::default(),
             taken: AtomicUsize::default(),
+            largest: AtomicUsize::default(),
         }
     }
 }
@@ -75,6 +78,8 @@ impl Gate {
 impl Bus for Faulty {
     async fn publish_batch(&self, messages: &[Message]) -> Result<(), BusError> {
         self.batches.fetch_add(1, Ordering::SeqCst);
+        let bytes = messages.iter().map(|message| message.payload.len()).sum();
+        self.largest.fetch_max(bytes, Ordering::SeqCst);
         self.block.pass();
         let _free = self.hold.read().await;
         if self.away.load(Ordering::SeqCst) {

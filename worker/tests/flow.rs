@@ -1,7 +1,7 @@
 //! Flow control on real parts: pauses, stalls and projects that hold everybody up.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -268,6 +268,36 @@ async fn r_sh_5_a_known_outage_is_no_stall() -> anyhow::Result<()> {
     bus.disconnect(false);
     assert_eq!(watch.next().await.data["record"], json!({"id": 1}));
     assert!(watch.gaps.is_empty(), "{:?}", watch.gaps);
+    worker.stop().await;
+    Ok(())
+}
+
+/// R-MEM-2, scene h: what a row becomes for many subscribers is bounded, too: pieces of it are judged and handed over, in order.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_mem_2_a_small_transaction_for_many_subscribers_leaves_in_slices() -> anyhow::Result<()> {
+    const ROWS: u64 = 2000;
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    let bus = Arc::new(Faulty::default());
+    stage.bus = Arc::clone(&bus) as _;
+    let guarded = "create table t (id int primary key); alter table t enable row level security;
+                   create policy everybody on t for select using (true)";
+    stage.sql.batch_execute(guarded).await?;
+    let worker = stage.run_worker().await;
+    stage.enable("t").await?;
+    for n in 0..200 {
+        let claims = json!({"role": "authenticated", "sub": format!("user {n}")});
+        let (_, reply) = stage.join("t", "authenticated", claims, None).await;
+        assert!(reply.exceptions.is_empty(), "{reply:?}");
+    }
+    let mut watch = stage.changes().await;
+    stage.sql.batch_execute(&format!("insert into t select generate_series(1, {ROWS})")).await?;
+    for id in 1..=ROWS {
+        let seen = watch.next().await;
+        assert_eq!((&seen.data["record"]["id"], seen.seq, seen.ids.len()), (&json!(id), id, 200));
+    }
+    let largest = bus.largest.load(Ordering::SeqCst);
+    assert!((1 << 20..3 << 20).contains(&largest), "{largest} bytes in one batch");
+    eventually(PATIENCE, || async { flow(&worker).used_bytes == 0 }).await?;
     worker.stop().await;
     Ok(())
 }

@@ -178,12 +178,21 @@ async fn run(state: &AppState, source: SourceId) {
     match attend(state, source, false).await {
         // It wasn't what it had been, or somebody was quicker: what has come of that is for the next round to see.
         Ok(Seen::Nothing) => state.closer().forget(source),
-        Ok(_) => {}
+        // What has come of it is our own doing, and no news.
+        Ok(_) => match sight(state, source).await {
+            Ok(sight) => drop(sight.is_some_and(|sight| state.closer().look(source, sight))),
+            Err(error) => tracing::debug!(%source, code = %error.code(), "can't see what has come of it"),
+        },
         Err(error) => {
             tracing::warn!(%source, code = %error.code(), "can't end the engine from outside, trying again");
             state.closer().forget(source);
         }
     }
+}
+
+async fn sight(state: &AppState, source: SourceId) -> Result<Option<Sight>> {
+    let workers = state.store().workers().await?;
+    Ok(state.store().engine(source).await?.map(|engine| Sight::of(&engine, engine.is_led(&workers))))
 }
 
 #[cfg(test)]

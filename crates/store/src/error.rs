@@ -70,6 +70,8 @@ impl From<sqlx::Error> for StoreError {
                     (Some((_, what)), _) => Self::Taken(what),
                     // undefined_table, invalid_schema_name
                     (_, Some("42P01" | "3F000")) => Self::NotMigrated,
+                    // query_canceled, by its statement_timeout; lock_not_available
+                    (_, Some("57014" | "55P03")) => Self::Timeout(crate::QUERY_TIMEOUT),
                     // Class 57: shutting down or starting up; class 08 and 53: no connection to be had.
                     (_, Some(code)) if ["57P", "08", "53"].iter().any(|class| code.starts_with(class)) => {
                         Self::Unreachable(error)

@@ -7,7 +7,7 @@ use std::{
 };
 
 use aura_bus::{BusError, Headers, Message, Subject};
-use aura_domain::{ChangeKind, Image, Position, ProjectId, SubId};
+use aura_domain::{ChangeKind, Position, ProjectId, SubId};
 use aura_pgsource::{
     RoleAccess, SourceError, TableCatalog,
     visibility::{CheckOutcome, CheckRequest, Identity, Verdict},
@@ -21,6 +21,7 @@ use tokio::sync::Semaphore;
 use super::{
     gaps::{Gaps, Loss},
     outage::Outages,
+    placing::{self, Placed, Slice, TableBatch},
     registry::RegisteredTable,
     shard::Row,
     vitals::Vitals,
@@ -35,8 +36,6 @@ const MAX_IDS: usize = 10_000;
 
 /// Checks of one batch at once, a table each (R-SH-1): the rest of the connections are other projects'.
 const PROJECT_INFLIGHT: usize = 4;
-/// What a message holds besides its payload.
-const MESSAGE_OVERHEAD: usize = 256;
 
 /// What the whole engine shares.
 pub(crate) struct Judge {
@@ -72,27 +71,10 @@ impl Lane {
     }
 }
 
-/// The rows of one table in a batch.
-struct TableBatch<'a> {
-    table: &'a Arc<RegisteredTable>,
-    xids: Vec<u32>,
-    images: Vec<&'a Image>,
-    identities: Vec<Arc<Identity>>,
-    identity_numbers: HashMap<Arc<Identity>, usize>,
-}
-
 /// A check's outcome, about the table that was registered.
 struct Judged<'a> {
     table: &'a Arc<TableCatalog>,
     outcome: &'a CheckOutcome,
-}
-
-/// Where a row's images and subscribers are in its [`TableBatch`].
-struct Placed {
-    batch: usize,
-    new: Option<usize>,
-    old: Option<usize>,
-    subscribers: Vec<(Arc<ActiveSubscription>, usize)>,
 }
 
 impl Judge {
@@ -106,48 +88,65 @@ impl Judge {
     /// announced as a gap; answers how many rows that were. Retries for as long as the source or the bus is away; the
     /// caller cancels. A `hot` shard doesn't look ahead: one table after the other (R-SH-2).
     pub(crate) async fn deliver(&self, lane: &mut Lane, rows: &[Row], hot: bool) -> usize {
-        let (batches, placed) = self.place(rows);
+        let (mut rest, mut skipped) = (rows, 0);
+        while !rest.is_empty() {
+            let (batches, placed) = {
+                let index = self.control.subscriptions.read().unwrap_or_else(PoisonError::into_inner);
+                placing::place(&index, rest)
+            };
+            let (now, later) = rest.split_at(placed.len());
+            skipped += self.deliver_placed(lane, now, (&batches, &placed), hot).await;
+            rest = later;
+        }
+        skipped
+    }
+
+    async fn deliver_placed(
+        &self,
+        lane: &mut Lane,
+        rows: &[Row],
+        (batches, placed): (&[TableBatch<'_>], &[Placed]),
+        hot: bool,
+    ) -> usize {
         let permits = Semaphore::new(if hot { 1 } else { PROJECT_INFLIGHT });
         let outcomes = join_all(batches.iter().map(|batch| async {
             let _permit = permits.acquire().await;
             self.check(batch).await
         }))
         .await;
-        let mut memory = rows[0].growth();
-        // Held until the bus has the batch: a PUT false is answered only after it.
+        // Held until the bus has the rows: a PUT false is answered only after it.
         let publishing = self.disabling.read().await;
         let registry = Arc::clone(&self.control.registry.borrow());
-        let mut messages = Vec::with_capacity(rows.len());
+        let mut slice = Slice::new(&rows[0]);
         for (batch, outcome) in batches.iter().zip(&outcomes) {
-            self.note_gaps(batch, outcome, rows, &placed, &mut messages);
+            self.note_gaps(batch, outcome, rows, placed, &mut slice.messages);
         }
-        let mut skipped = 0;
-        for (row, placed) in rows.iter().zip(&placed) {
+        let (mut skipped, mut refused) = (0, Vec::new());
+        for (row, placed) in rows.iter().zip(placed) {
             lane.at = Some(row.body.change.position);
             let outcome = &outcomes[placed.batch];
             if !registry.still_admits(&row.body.table, row.body.change.position.commit) {
                 metrics::counter!("cdc_skipped_rows_total", "reason" => "disabled").increment(1);
                 continue;
             }
-            if let Some(table) = outcome.table.as_ref().filter(|_| outcome.oid_matches) {
-                let judged = Judged { table, outcome };
-                let before = messages.len();
-                self.row_messages(lane, row, placed, &judged, &mut messages);
-                // What is encoded is held until the bus has it (R-MEM-2).
-                memory.grow(messages[before..].iter().map(|message| message.payload.len() + MESSAGE_OVERHEAD).sum());
-            } else {
+            let Some(table) = outcome.table.as_ref().filter(|_| outcome.oid_matches) else {
                 skipped += 1;
+                continue;
+            };
+            self.row_messages(lane, row, placed, &Judged { table, outcome }, &mut slice.messages);
+            slice.took(row);
+            if slice.is_full() {
+                lane.at = None;
+                let full = std::mem::replace(&mut slice, Slice::new(row));
+                self.send(lane, full, &mut refused).await;
             }
         }
         lane.at = None;
-        self.issued.lock().unwrap_or_else(PoisonError::into_inner).insert(lane.project, lane.seq);
-        let published = self.publish(&messages).await;
+        self.send(lane, slice, &mut refused).await;
         // Not for longer: what follows may wait for the bus or a database, and who waits to write lets no reader in.
         drop(publishing);
-        if !published {
-            skipped = rows.len();
-            let positions: Vec<_> = rows.iter().map(|row| row.body.change.position).collect();
-            let range = positions.first().copied().zip(positions.last().copied());
+        for (range, rows) in refused {
+            skipped += rows;
             self.gaps.announce(Loss { range, ..Loss::up_to_now(lane.project, GapReason::Bus, None) }).await;
         }
         for (batch, _) in batches.iter().zip(&outcomes).filter(|(_, outcome)| !outcome.oid_matches) {
@@ -155,6 +154,14 @@ impl Judge {
         }
         self.control.seqs.lock().unwrap_or_else(PoisonError::into_inner).insert(lane.project, lane.seq);
         skipped
+    }
+
+    /// Publishes a slice; what the bus refuses is to be announced.
+    async fn send(&self, lane: &Lane, slice: Slice, refused: &mut Vec<(Option<(Position, Position)>, usize)>) {
+        self.issued.lock().unwrap_or_else(PoisonError::into_inner).insert(lane.project, lane.seq);
+        if !slice.messages.is_empty() && !self.publish(&slice.messages).await {
+            refused.push((slice.range, slice.rows));
+        }
     }
 
     /// R-SH-3: tells the project's subscribers that they miss these rows; returns when the bus has received it.
@@ -166,30 +173,6 @@ impl Judge {
         tracing::error!(source = %self.control.source, %project, rows = rows.len(), %from, %to,
             "a project held everybody up, its rows are skipped");
         self.gaps.announce(Loss { range, ..Loss::up_to_now(project, GapReason::Skipped, None) }).await;
-    }
-
-    /// Finds each row's subscribers and sorts rows by table. The lock is held for memory work only.
-    fn place<'a>(&self, rows: &'a [Row]) -> (Vec<TableBatch<'a>>, Vec<Placed>) {
-        let index = self.control.subscriptions.read().unwrap_or_else(PoisonError::into_inner);
-        let mut batches: Vec<TableBatch<'a>> = Vec::new();
-        let mut placed = Vec::with_capacity(rows.len());
-        for row in rows {
-            let same = |batch: &TableBatch<'_>| Arc::ptr_eq(batch.table, &row.body.table);
-            let at = batches.iter().position(same).unwrap_or_else(|| {
-                batches.push(TableBatch::new(&row.body.table));
-                batches.len() - 1
-            });
-            let batch = &mut batches[at];
-            if batch.xids.last() != Some(&row.body.change.xid) {
-                batch.xids.push(row.body.change.xid);
-            }
-            let deciding = row.body.change.new.as_ref().or(row.body.change.old.as_ref());
-            let found = deciding
-                .map(|image| index.matching(&row.body.table.key, row.body.change.kind, image))
-                .unwrap_or_default();
-            placed.push(batch.place(at, row, found));
-        }
-        (batches, placed)
     }
 
     /// Repeats while the source can't be reached: an outage is no verdict (R-SH-4).
@@ -404,37 +387,6 @@ impl Judge {
                 }
             }
         }
-    }
-}
-
-impl<'a> TableBatch<'a> {
-    fn new(table: &'a Arc<RegisteredTable>) -> Self {
-        Self { table, xids: Vec::new(), images: Vec::new(), identities: Vec::new(), identity_numbers: HashMap::new() }
-    }
-
-    fn place(&mut self, batch: usize, row: &'a Row, found: Vec<Arc<ActiveSubscription>>) -> Placed {
-        let subscribers: Vec<_> =
-            found.into_iter().map(|sub| (Arc::clone(&sub), self.identity(&sub.identity))).collect();
-        // Without a subscriber there is nothing to judge about the images.
-        let judged = !subscribers.is_empty();
-        let new = row.body.change.new.as_ref().filter(|_| judged).map(|image| self.image(image));
-        let old = row.body.change.old.as_ref().filter(|_| judged).map(|image| self.image(image));
-        Placed { batch, new, old, subscribers }
-    }
-
-    fn image(&mut self, image: &'a Image) -> usize {
-        self.images.push(image);
-        self.images.len() - 1
-    }
-
-    fn identity(&mut self, identity: &Arc<Identity>) -> usize {
-        if let Some(n) = self.identity_numbers.get(identity) {
-            return *n;
-        }
-        self.identities.push(Arc::clone(identity));
-        let n = self.identities.len() - 1;
-        self.identity_numbers.insert(Arc::clone(identity), n);
-        n
     }
 }
 

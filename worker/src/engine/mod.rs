@@ -12,6 +12,7 @@ mod loader;
 mod lookout;
 mod measure;
 pub(crate) mod outage;
+mod placing;
 mod position;
 mod preflight;
 mod queues;
