@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, process::ExitCode, time::Duration};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use aura_api::{Api, ApiDeps, Settings};
 use aura_domain::EngineReport;
 use aura_kit::{
@@ -77,9 +77,7 @@ async fn serve(config: Config, shutdown: ShutdownHandle) -> Result<Vec<EngineRep
 async fn build(config: &Config) -> Result<Api> {
     let key = MasterKey::new(config.platform.master_key().expose_secret()).component("AURA_MASTER_KEY")?;
     let store = Store::connect(config.platform.database_url(), key).await.component("platform database")?;
-    if !store.schema_is_current().await.component("platform database")? {
-        bail!("the platform database is not migrated; run `aura-realtime migrate`");
-    }
+    store.check().await.component("platform database")?;
     let settings = Settings::new(config.platform_key.secret());
     Ok(Api::new(ApiDeps { store, bus: None, settings }))
 }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use aura_api::{Api, ApiDeps};
 use aura_auth::{KEY_LIFETIME, Minter};
 use aura_bus::{MemoryBus, NatsBus, NatsOptions, SharedBus};
@@ -70,10 +70,9 @@ impl Stack {
         let key = MasterKey::new(config.master_key.expose_secret()).component("AURA_MASTER_KEY")?;
         let sub_id_key = key.sub_id_key();
         let store = Store::connect(config.platform_url.expose_secret(), key).await.component("platform database")?;
-        let current = store.schema_is_current().await.component("platform database")?;
-        ensure!(current, "the platform database isn't migrated: run `aura-realtime migrate`");
+        store.check().await.component("platform database")?;
         if let Some(source) = config.source {
-            store.upsert_source(source).await.context("can't register the source `shared`")?;
+            aura_worker::register(&store, source).await.component("POSTGRES_REPLICATION_URL")?;
         }
         let lease: Arc<dyn LeaseBackend> = match config.lease {
             Lease::Ours => {

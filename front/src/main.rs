@@ -82,10 +82,7 @@ async fn build(config: &Config, shutdown: &ShutdownHandle) -> Result<(Front, Ser
     let key = MasterKey::new(config.platform.master_key().expose_secret()).component("AURA_MASTER_KEY")?;
     let sub_id_key = key.sub_id_key();
     let store = Store::connect(config.platform.database_url(), key).await.component("platform database")?;
-    anyhow::ensure!(
-        store.schema_is_current().await.component("platform database")?,
-        "the platform database isn't migrated: run `aura-realtime migrate`"
-    );
+    store.check().await.component("platform database")?;
     let nats = NatsOptions::new(config.platform.nats_url(), "aura-realtime-ws-front");
     let bus: SharedBus = Arc::new(NatsBus::connect(nats).await.component("bus")?);
     let settings = FrontSettings::default();

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use aura_bus::{NatsBus, NatsOptions, SharedBus};
 use aura_domain::EngineReport;
 use aura_kit::{
@@ -89,12 +89,9 @@ async fn build(config: &Config, shutdown: &ShutdownHandle) -> Result<(Worker, Se
     let metrics = Metrics::install().component("metrics")?;
     let key = MasterKey::new(config.platform.master_key().expose_secret()).component("AURA_MASTER_KEY")?;
     let store = Store::connect(config.platform.database_url(), key).await.component("platform database")?;
-    anyhow::ensure!(
-        store.schema_is_current().await?,
-        "the platform database isn't migrated: run `aura-realtime migrate`"
-    );
+    store.check().await.component("platform database")?;
     if let Some(source) = config.worker.shared_source() {
-        store.upsert_source(source).await.context("registering the source `shared`")?;
+        aura_worker::register(&store, source).await.component("POSTGRES_REPLICATION_URL")?;
     }
     let nats = NatsOptions::new(config.platform.nats_url(), "aura-realtime-cdc-worker");
     let bus: SharedBus = Arc::new(NatsBus::connect(nats).await.component("bus")?);

@@ -11,7 +11,7 @@ use aura_kit::ShutdownHandle;
 use aura_lease::NoLease;
 use aura_store::{NewSource, NewWorker, Plugin, SlotRecreate};
 use aura_testkit::eventually;
-use aura_worker::{NotAlone, Worker, WorkerDeps, ensure_alone};
+use aura_worker::{NotAlone, RegisterError, Worker, WorkerDeps, ensure_alone, register};
 
 use crate::stage::{PATIENCE, Running, Stage};
 
@@ -145,5 +145,38 @@ async fn r_sec_4_a_worker_without_leases_fails_as_soon_as_another_joins() -> any
     assert!(shutdown.failure().is_some_and(|failure| failure.component == "lease"), "{:?}", shutdown.failure());
     life.await?;
     other.stop().await;
+    Ok(())
+}
+
+/// A worker with a wrong configuration harms itself; a source that was changed for the worse heals when it is changed back.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_eng_1_a_mistyped_url_ends_nobodys_engine_and_a_corrected_one_heals() -> anyhow::Result<()> {
+    let stage = pool(1).await?;
+    let worker = stage.run_worker().await;
+    let at = |database: &str| NewSource {
+        name: stage.source.name.clone(),
+        replication_url: stage.postgres.url_as("aura_worker", "secret", database).into(),
+        admin_url: stage.source.admin_url.clone(),
+        slot_name: None,
+        plugin: Plugin::Auto,
+        slot_recreate: SlotRecreate::Auto,
+    };
+    let refused = register(&stage.store, at("nosuch")).await;
+    assert!(matches!(refused, Err(RegisterError::Unreachable { .. })), "{refused:?}");
+    let known = stage.store.source(stage.source.id).await?.expect("it is there");
+    assert!(known.is_same(&stage.source), "{known:?}");
+    register(&stage.store, at("app")).await?;
+    assert_eq!(stage.engine().await.state, EngineState::Running);
+
+    let epoch = stage.engine().await.epoch;
+    stage.store.upsert_source(at("nosuch")).await?;
+    let gone = eventually(PATIENCE, || async {
+        let engine = stage.engine().await;
+        engine.epoch > epoch && engine.state == EngineState::Backoff
+    });
+    gone.await?;
+    stage.store.upsert_source(at("app")).await?;
+    stage.reaches(EngineState::Running).await?;
+    worker.stop().await;
     Ok(())
 }

@@ -38,6 +38,15 @@ async fn apply(connection: &mut PgConnection, migrator: &Migrator) -> Result<Vec
 }
 
 impl Store {
+    /// For the start of a process: the schema is this version's, and the master key opens what is stored. With another key a
+    /// process could do nothing, and what it wrote nobody else could read. `NotMigrated`, `Key`.
+    pub async fn check(&self) -> Result<(), StoreError> {
+        if !self.schema_is_current().await? {
+            return Err(StoreError::NotMigrated);
+        }
+        self.sources().await.map(drop)
+    }
+
     /// Whether every migration that this binary knows was applied. Newer ones are fine: changes expand before they
     /// contract.
     pub async fn schema_is_current(&self) -> Result<bool, StoreError> {

@@ -74,6 +74,8 @@ async fn r_sec_2_secrets_are_sealed_at_rest_and_need_the_master_key() {
     let other = Store::connect(&platform.url, other).await.expect("connected");
     assert!(matches!(other.project_auth(created.project.id).await, Err(StoreError::Key(_))));
     assert!(matches!(other.sources().await, Err(StoreError::Key(_))));
+    assert!(matches!(other.check().await, Err(StoreError::Key(_))), "a process doesn't start with it");
+    platform.store.check().await.expect("the right one");
     // A sealed value moved to another row doesn't open either.
     let second = platform.project("q").await;
     let moved = "update aura.projects set jwt_secret = (select jwt_secret from aura.projects where name = 'p')";

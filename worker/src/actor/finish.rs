@@ -68,7 +68,7 @@ struct Verdict {
 enum Slot {
     /// Seen inactive.
     Free,
-    /// Not, and the process or the lease ends: others have to see to it.
+    /// Not, and the process ends, or the source isn't what it was: others have to see to it.
     Left(Observed),
     /// Not ours any more.
     Lost(&'static str),
@@ -199,12 +199,14 @@ impl<'a> Finish<'a> {
             self.run.states.enter(observed.clone());
             let (mut orders, mut process, mut force) =
                 (self.run.actor.orders.clone(), self.run.actor.process.clone(), self.run.actor.force.clone());
-            if process.borrow_and_update().is_some() {
+            // Whoever has the source's new facts waits for us, and looks for itself.
+            if process.borrow_and_update().is_some() || orders.borrow().dismissed {
                 return Slot::Left(observed);
             }
             // The row is read again and again; only what somebody asks anew is worth a look before its time.
             let asked = asked(&orders.borrow_and_update());
-            let tightened = async { orders.wait_for(|orders| self::asked(orders) != asked).await.is_ok() };
+            let tightened =
+                async { orders.wait_for(|orders| self::asked(orders) != asked || orders.dismissed).await.is_ok() };
             tokio::select! {
                 () = self.run.lost.cancelled() => return Slot::Lost("lease_lost"),
                 () = self.run.fenced.cancelled() => return Slot::Lost("fenced"),
