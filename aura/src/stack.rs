@@ -70,7 +70,7 @@ impl Stack {
         let key = MasterKey::new(config.master_key.expose_secret()).component("AURA_MASTER_KEY")?;
         let sub_id_key = key.sub_id_key();
         let store = Store::connect(config.platform_url.expose_secret(), key).await.component("platform database")?;
-        store.check().await.component("platform database")?;
+        store.check().await.context("the platform database can't be used")?;
         if let Some(source) = config.source {
             aura_worker::register(&store, source).await.component("POSTGRES_REPLICATION_URL")?;
         }

@@ -242,7 +242,8 @@ impl Store {
         rows.into_iter().map(Engine::try_from).collect()
     }
 
-    /// Observed state; `since` moves only when the state does. Only while the run lasts: a write that was given up may still
+    /// Observed state; `since` moves only when the state does, and is never before the open operation, whatever the server's
+    /// clock does: what came of an operation is told from what was before it by that. Only while the run lasts: a write that was given up may still
     /// be on its way when the run has left.
     pub async fn set_engine_state(
         &self,
@@ -254,7 +255,8 @@ impl Store {
         bounded(async {
             let mut tx = self.pool.begin().await?;
             let query = sqlx::query(
-                "update aura.engines set state = $3, reason = $4, since = case when state = $3 then since else now() end
+                "update aura.engines set state = $3, reason = $4,
+                    since = case when state = $3 then since else greatest(now(), operation_started_at) end
                  where source_id = $1 and epoch = $2 and holder is not null",
             );
             let query = query.bind(source.0).bind(epoch.0).bind(state.as_str()).bind(reason);

@@ -165,7 +165,8 @@ impl Store {
             let mut tx = self.pool.begin().await?;
             let query = sqlx::query(
                 "update aura.engines set holder = null, live = null, live_at = null, state = $3, reason = $4,
-                    since = case when state = $3 then since else now() end, last_report = coalesce($5, last_report),
+                    since = case when state = $3 then since else greatest(now(), operation_started_at) end,
+                    last_report = coalesce($5, last_report),
                     operation_id = case when $3 = 'stopped' then null else operation_id end,
                     operation = case when $3 = 'stopped' then null else operation end,
                     operation_started_at = case when $3 = 'stopped' then null else operation_started_at end,
@@ -198,8 +199,8 @@ impl Store {
         bounded(async {
             let mut tx = self.pool.begin().await?;
             let query = sqlx::query_scalar(
-                "update aura.engines set epoch = epoch + 1, holder = null, state = $4, reason = null, since = now(),
-                    last_report = coalesce($5, last_report)
+                "update aura.engines set epoch = epoch + 1, holder = null, state = $4, reason = null,
+                    since = greatest(now(), operation_started_at), last_report = coalesce($5, last_report)
                  where source_id = $1 and epoch = $2 and operation_id is not distinct from $3 returning epoch",
             );
             let query = query.bind(engine.source.0).bind(engine.epoch.0).bind(operation);

@@ -134,6 +134,31 @@ async fn r_eng_6_only_one_takes_an_end_over_and_the_worker_is_fenced() {
     assert!(matches!(late, Err(StoreError::Fenced)), "{late:?}");
 }
 
+/// What came of an operation is told from what was before it by their times.
+#[tokio::test]
+async fn r_eng_6_a_clock_that_goes_back_turns_nothing_round() {
+    let platform = platform().await;
+    let store = &platform.store;
+    let (epoch, _) = store.take_engine(platform.source, &worker("w")).await.expect("taken");
+    stop(&platform, 0, OnDeadline::Force).await;
+    let client = platform.postgres.client("platform").await.expect("a superuser");
+    let later = "update aura.engines set operation_started_at = operation_started_at + interval '1 h'";
+    client.batch_execute(later).await.expect("as an hour ahead");
+    let engine = async || {
+        let engine = store.engine(platform.source).await.expect("read").expect("it exists");
+        let began = engine.operation.as_ref().map(|operation| operation.started_at.clone()).expect("it is open");
+        assert!(engine.since >= began, "{engine:?}");
+        engine
+    };
+    store.set_engine_state(platform.source, epoch, EngineState::Closing, None).await.expect("written");
+    let closing = engine().await;
+    let taken = store.take_end(&closing, EngineState::ForceClosing, None).await.expect("answered").expect("ours");
+    engine().await;
+    let ending = Ending { state: EngineState::Zombie, reason: Some("pid 1"), report: None };
+    store.leave_engine(platform.source, taken, ending).await.expect("written");
+    engine().await;
+}
+
 #[tokio::test]
 async fn verbs_are_audited_when_they_change_something() {
     let platform = platform().await;
