@@ -2,7 +2,7 @@
 //! account of what was committed.
 
 use anyhow::{Context, Result};
-use aura_testkit::{SlotWatch, TcpProxy};
+use aura_testkit::{Flow, SlotWatch, TcpProxy};
 use tokio_postgres::Client as Sql;
 
 use crate::{Audit, Ledger, PATIENCE, Project, Split, SplitOptions, Subscriber, Writer};
@@ -79,6 +79,14 @@ impl Scene {
     /// Between the workers and the source, of [`SplitOptions::source_proxy`].
     pub fn source_proxy(&self) -> Result<&TcpProxy> {
         self.split.source_proxy.as_ref().context("a scene with a proxy")
+    }
+
+    /// The engine's SQL connections to the source hang; its stream doesn't, nor whoever comes from outside to end it.
+    pub fn freeze_sql(&self) -> Result<()> {
+        let spared = ["replication\0", "\0aura-ladder\0", "\0aura-look\0"];
+        let is_spared = move |said: &str| spared.iter().any(|name| said.contains(name));
+        self.source_proxy()?.set_where(Flow::Frozen, move |said| !is_spared(said));
+        Ok(())
     }
 
     /// Between the workers and the bus, of [`SplitOptions::bus_proxy`].

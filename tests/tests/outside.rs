@@ -13,8 +13,7 @@ async fn stuck(options: SplitOptions) -> Result<Scene> {
     let mut scene = Scene::start(options.source_proxy()).await?;
     scene.insert(1).await?;
     scene.all_arrive().await?;
-    let outside = |said: &str| said.contains("\0aura-ladder\0") || said.contains("\0aura-look\0");
-    scene.source_proxy()?.set_where(Flow::Frozen, move |said| !said.contains("replication\0") && !outside(said));
+    scene.freeze_sql()?;
     scene.insert_sent(50).await?;
     scene.split.platform_key().await?;
     Ok(scene)

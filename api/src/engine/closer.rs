@@ -180,7 +180,8 @@ async fn run(state: &AppState, source: SourceId) {
         Ok(Seen::Nothing) => state.closer().forget(source),
         // What has come of it is our own doing, and no news.
         Ok(_) => match sight(state, source).await {
-            Ok(sight) => drop(sight.is_some_and(|sight| state.closer().look(source, sight))),
+            Ok(Some(sight)) => _ = state.closer().look(source, sight),
+            Ok(None) => {}
             Err(error) => tracing::debug!(%source, code = %error.code(), "can't see what has come of it"),
         },
         Err(error) => {

@@ -94,7 +94,8 @@ impl Guard {
 /// The guard's token is cancelled when the lease is lost, and a third of the duration *before* it can expire if the back end
 /// fails or hangs; `work` then ends without draining. It isn't cancelled by `stop`: renewals go on while `work`, which
 /// watches its own stop signal, drains. The lease is released only after `work` has returned, so `work` returns after it
-/// has seen its slot inactive (R-SD-9), or says [`Leave::Expire`]. If `work` returns by itself the lease is released and sought again after `retry`.
+/// has seen its slot inactive (R-SD-9), or says [`Leave::Expire`]. If `work` returns by itself the lease is released and sought
+/// again after `retry`.
 pub async fn run_with_lease<F, Fut>(backend: &dyn LeaseBackend, config: &LeaseConfig, stop: CancellationToken, work: F)
 where
     F: Fn(Claim, Guard) -> Fut,
