@@ -43,6 +43,8 @@ pub struct Column {
     pub ty: Arc<TypeInfo>,
     /// Part of the primary key.
     pub primary_key: bool,
+    /// `pg_attribute.attcollation`; 0 where the type has none.
+    pub collation: u32,
 }
 
 /// What one role may read of a table, by privileges alone (R-RLS-3).
@@ -119,9 +121,9 @@ pub(crate) struct RawTable {
     roles: Vec<RawRole>,
 }
 
-/// attnum, name, type oid, type name
+/// attnum, name, type oid, type name, collation
 #[derive(Deserialize)]
-struct RawColumn(i16, Arc<str>, u32, Arc<str>);
+struct RawColumn(i16, Arc<str>, u32, Arc<str>, u32);
 
 #[derive(Deserialize)]
 struct RawPolicy {
@@ -173,9 +175,9 @@ impl RawTable {
 
 impl RawColumn {
     fn resolve(self, key: &[i16], types: &HashMap<u32, Arc<TypeInfo>>) -> Column {
-        let Self(attnum, name, oid, type_name) = self;
+        let Self(attnum, name, oid, type_name, collation) = self;
         let ty = types.get(&oid).map_or_else(|| TypeInfo::text(oid, &type_name), Arc::clone);
-        Column { primary_key: key.contains(&attnum), name, attnum, ty }
+        Column { primary_key: key.contains(&attnum), name, attnum, ty, collation }
     }
 }
 
@@ -228,7 +230,7 @@ mod tests {
     fn table(policies: &str, applying: &str) -> TableCatalog {
         let json = format!(
             r#"{{"oid":1,"kind":"r","identity":"f","row_security":true,"key":[1],
-                "columns":[[1,"id",23,"int4"],[3,"owner",25,"text"]],"policies":[{policies}],
+                "columns":[[1,"id",23,"int4",0],[3,"owner",25,"text",100]],"policies":[{policies}],
                 "roles":[{{"name":"r","usage":true,"readable":[3],"policies":[{applying}]}}]}}"#
         );
         let name = |text: &str| SqlName::new(text).expect("a name");

@@ -10,7 +10,7 @@ select pg_current_snapshot()::text, (
         'columns', array(
             -- Not a join: it would be planned as a scan of pg_type, which has two rows for every table there is.
             select json_build_array(a.attnum, a.attname, a.atttypid::int8,
-                (select t.typname from pg_type t where t.oid = a.atttypid))
+                (select t.typname from pg_type t where t.oid = a.atttypid), a.attcollation::int8)
             from pg_attribute a
             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped order by a.attnum),
         'key', coalesce((select i.indkey::int2[] from pg_index i where i.indrelid = c.oid and i.indisprimary), '{}'),

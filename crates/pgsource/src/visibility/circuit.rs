@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    hash::Hash,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -20,15 +21,55 @@ const OPEN: Duration = Duration::from_secs(30);
 /// Identities remembered; older ones are forgotten first.
 const MAX_STRIKES: usize = 10_000;
 
-/// Recent time-outs.
-#[derive(Default)]
-pub(super) struct Circuits(Mutex<HashMap<(Relation, Identity), Strikes>>);
+/// Recent time-outs by whom or what they are counted for.
+pub(super) struct Strikes<K>(HashMap<K, Strike>);
 
 #[derive(Clone, Copy)]
-struct Strikes {
+struct Strike {
     count: usize,
     last: Instant,
 }
+
+impl<K> Default for Strikes<K> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<K: Eq + Hash> Strikes<K> {
+    /// Whether it has timed out so often, and so lately, that it isn't asked now.
+    pub(super) fn is_open(&self, key: &K, now: Instant) -> bool {
+        self.0.get(key).is_some_and(|it| it.count >= IDENTITY_STRIKES && it.is_recent(now))
+    }
+
+    /// It ran into the limit.
+    pub(super) fn timed_out(&mut self, key: K, now: Instant) {
+        if self.0.len() >= MAX_STRIKES {
+            self.0.retain(|_, it| it.is_recent(now));
+        }
+        let entry = self.0.entry(key).or_insert(Strike { count: 0, last: now });
+        *entry = Strike { count: entry.count + 1, last: now };
+    }
+
+    /// It went well.
+    pub(super) fn went_well(&mut self, key: &K) {
+        self.0.remove(key);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Strike {
+    fn is_recent(&self, now: Instant) -> bool {
+        now.duration_since(self.last) < OPEN
+    }
+}
+
+/// Recent time-outs of identities, by table.
+#[derive(Default)]
+pub(super) struct Circuits(Mutex<Strikes<(Relation, Identity)>>);
 
 impl Circuits {
     /// Whether the identity must not be asked about the table now.
@@ -37,39 +78,30 @@ impl Circuits {
         if strikes.is_empty() {
             return false;
         }
-        let open = |it: &Strikes| now.duration_since(it.last) < OPEN;
-        let own = strikes.get(&(relation.clone(), identity.clone()));
-        if own.is_some_and(|it| it.count >= IDENTITY_STRIKES && open(it)) {
+        if strikes.is_open(&(relation.clone(), identity.clone()), now) {
             return true;
         }
-        let mut recent: Vec<Instant> = strikes
-            .iter()
-            .filter(|((table, who), it)| table == relation && who.role == identity.role && open(it))
-            .map(|(_, it)| it.last)
-            .collect();
+        let of_role = |(table, who): &(Relation, Identity)| table == relation && who.role == identity.role;
+        let recent = strikes.0.iter().filter(|(key, it)| of_role(key) && it.is_recent(now));
+        let mut recent: Vec<Instant> = recent.map(|(_, it)| it.last).collect();
         recent.sort_unstable();
         recent.windows(ROLE_STRIKES).any(|few| few[ROLE_STRIKES - 1] - few[0] <= ROLE_WINDOW)
     }
 
     /// A check of the identity ran into the limit.
     pub(super) fn timed_out(&self, relation: &Relation, identity: &Identity, now: Instant) {
-        let mut strikes = self.lock();
-        if strikes.len() >= MAX_STRIKES {
-            strikes.retain(|_, it| now.duration_since(it.last) < OPEN);
-        }
-        let entry = strikes.entry((relation.clone(), identity.clone())).or_insert(Strikes { count: 0, last: now });
-        *entry = Strikes { count: entry.count + 1, last: now };
+        self.lock().timed_out((relation.clone(), identity.clone()), now);
     }
 
     /// A check of the identity went well.
     pub(super) fn went_well(&self, relation: &Relation, identity: &Identity) {
         let mut strikes = self.lock();
         if !strikes.is_empty() {
-            strikes.remove(&(relation.clone(), identity.clone()));
+            strikes.went_well(&(relation.clone(), identity.clone()));
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<(Relation, Identity), Strikes>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Strikes<(Relation, Identity)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
