@@ -1,11 +1,13 @@
 //! Both halves against a real PostgreSQL with wal2json: replication, and catalogue with visibility.
 
 mod admin;
+mod attacks;
 mod ddl;
 mod filters;
 mod json;
 mod lab;
 mod ladder;
+mod leftovers;
 mod pgoutput;
 mod slots;
 mod stream;

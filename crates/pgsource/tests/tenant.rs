@@ -64,6 +64,17 @@ impl Tenants {
         self.sql.batch_execute(&text).await.with_context(|| text.clone())
     }
 
+    /// Everything goes over one pooled connection from now on.
+    pub(crate) fn one_connection(&mut self) {
+        self.pool = VisibilityPool::new(self.url.clone(), Sockets::new(), "test".to_owned(), 1);
+    }
+
+    /// Process ids of the open visibility connections.
+    pub(crate) async fn sessions(&self) -> Result<Vec<i32>> {
+        let sql = "select pid from pg_stat_activity where usename like 'p\\_%\\_visibility' order by pid";
+        Ok(self.superuser.query(sql, &[]).await?.iter().map(|row| row.get(0)).collect())
+    }
+
     pub(crate) async fn oid(&self, relation: &Relation) -> Result<u32> {
         let info = self.admin.table(&relation.schema, &relation.table).await?;
         Ok(info.context("no such table")?.oid)
