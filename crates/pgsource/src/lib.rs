@@ -6,6 +6,7 @@ mod catalog;
 mod decode;
 mod error;
 mod filter;
+mod frames;
 mod json;
 pub mod ladder;
 mod names;

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio_postgres::{Client, NoTls, error::SqlState};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::{Sockets, SourceError, SourceUrl, error::CONNECTING, transport};
+use crate::{Sockets, SourceError, SourceUrl, error::CONNECTING, frames::Frames, transport};
 
 /// How long a dropped connection may take to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
@@ -65,7 +65,7 @@ async fn connect(
     application_name: &str,
     sockets: Option<&Sockets>,
 ) -> Result<SqlConnection, SourceError> {
-    let stream = transport::open(url, sockets).await?;
+    let stream = Frames::new(transport::open(url, sockets).await?);
     let mut config = url.config().clone();
     config.application_name(application_name).options(url.startup_options());
     let (client, connection) = config.connect_raw(stream, NoTls).await?;

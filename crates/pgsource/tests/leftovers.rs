@@ -112,7 +112,9 @@ async fn r_rls_9_nothing_is_left_in_the_session_for_the_next_identity_or_check()
         }
         let locks = "select count(*) from pg_locks where locktype = 'advisory'";
         assert_eq!(tenants.superuser.query_one(locks, &[]).await?.get::<_, i64>(0), 0, "{how}");
-        assert!(before.is_empty() || tenants.sessions().await? == before, "{how}: another connection was opened");
+        // That one may end its connection between two round trips.
+        let same = how.contains("idle_in_transaction") || before.is_empty() || tenants.sessions().await? == before;
+        assert!(same, "{how}: another connection was opened");
     }
     assert!(left.is_empty(), "{left:#?}");
     let objects = "select count(*) from pg_largeobject_metadata";

@@ -2,6 +2,7 @@
 
 mod admin;
 mod attacks;
+mod burdens;
 mod ddl;
 mod filters;
 mod json;
