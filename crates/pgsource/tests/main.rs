@@ -4,6 +4,7 @@ mod admin;
 mod attacks;
 mod burdens;
 mod ddl;
+mod differential;
 mod filters;
 mod json;
 mod lab;
