@@ -17,6 +17,7 @@ mod pause;
 mod plugin;
 mod pool;
 mod rivals;
+mod rls_faults;
 mod serve;
 mod shutdown;
 mod source;

@@ -5,12 +5,15 @@
 mod delivery;
 mod faults;
 mod flow;
+mod hall;
 mod http;
 mod hung;
 mod lifecycle;
 mod losses;
 mod names;
+mod peers;
 mod pool;
+mod races;
 mod slots;
 mod stage;
 mod successor;

@@ -48,6 +48,8 @@ pub(crate) struct Stage {
     /// They reach the platform database through this port.
     pub(crate) platform_port: u16,
     rev: u64,
+    /// Of each joined subscription its id and its claim-less twin's, which is named where row security is off.
+    pub(crate) twins: Vec<(u64, u64)>,
 }
 
 /// A worker on a runtime of its own, so that it can be killed with all its tasks.
@@ -125,7 +127,20 @@ impl Stage {
         let settings = WorkerSettings { lease_duration: Duration::from_secs(3), ..WorkerSettings::default() };
         let (project, schema) = (project.id, project.schema);
         let platform_port = postgres.port();
-        Ok(Self { postgres, store, admin, bus, source, project, schema, sql, settings, platform_port, rev: 0 })
+        Ok(Self {
+            postgres,
+            store,
+            admin,
+            bus,
+            source,
+            project,
+            schema,
+            sql,
+            settings,
+            platform_port,
+            rev: 0,
+            twins: Vec::new(),
+        })
     }
 
     /// The worker's connections to the source go to this port from now on.
@@ -302,6 +317,7 @@ impl Stage {
         let key = self.store.master_key().sub_id_key();
         let (sub_id, twin) = (key.sub_id(&spec), key.twin(&spec));
         self.rev += 1;
+        self.twins.push((sub_id.0, twin.0));
         let request = Request::Join {
             front: FrontId("front".to_owned()),
             rev: self.rev,

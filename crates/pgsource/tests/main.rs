@@ -3,6 +3,7 @@
 mod admin;
 mod attacks;
 mod burdens;
+mod crosstalk;
 mod ddl;
 mod differential;
 mod filters;
@@ -11,6 +12,7 @@ mod lab;
 mod ladder;
 mod leftovers;
 mod pgoutput;
+mod pitfalls;
 mod slots;
 mod stream;
 mod tenant;
