@@ -212,10 +212,16 @@ async fn a_bad_filter_is_refused_with_its_reason_and_delivers_nothing() -> anyho
     let worker = stage.run_worker().await;
     stage.enable("t").await?;
     for (filter, words) in [
-        ("id=neq.1", "not supported"),
+        ("id=ne.1", "Error parsing `filter` params: [\"ne\", \"1\"]"),
+        ("id=like.1", "operator like requires a text-compatible column type, got integer"),
         ("nope=eq.1", "invalid column for filter nope"),
-        ("id=eq.hey", "invalid input syntax for type int4"),
-        ("doc=eq.{}", "not supported"),
+        (
+            "id=eq.hey",
+            "Unable to subscribe to changes with given parameters. An exception happened so please check your connect \
+             parameters: [event: *, schema: public, table: t, filters: [{\"id\", \"eq\", \"hey\", false}], select: nil]. \
+             Exception: ERROR 22P02 (invalid_text_representation) invalid input syntax for type integer: \"hey\"",
+        ),
+        ("doc=eq.{}", "operator does not exist: json = json"),
         ("foo", "Error parsing `filter` params"),
     ] {
         let (_, reply) = stage.join("t", "anon", json!({"role": "anon"}), Some(filter)).await;

@@ -4,6 +4,7 @@
 
 mod delivery;
 mod faults;
+mod filters;
 mod flow;
 mod hall;
 mod http;

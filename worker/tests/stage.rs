@@ -302,12 +302,12 @@ impl Stage {
         Watch { messages: self.bus.subscribe(&subject).await.expect("subscribed"), gaps: Vec::new() }
     }
 
-    /// Joins as a front would.
+    /// Joins as a front would; `*` is the whole schema.
     pub(crate) async fn join(&mut self, table: &str, role: &str, claims: Value, filter: Option<&str>) -> (u64, Reply) {
         let spec = SubscriptionSpec {
             project: self.project,
             schema: "public".to_owned(),
-            table: Some(table.to_owned()),
+            table: (table != "*").then(|| table.to_owned()),
             event: EventFilter::All,
             filter: filter.map(str::to_owned),
             select: None,

@@ -3,6 +3,7 @@
 
 pub mod admin;
 mod catalog;
+pub mod conditions;
 mod decode;
 mod error;
 mod filter;

@@ -4,6 +4,8 @@ mod admin;
 mod attacks;
 mod burdens;
 mod crosstalk;
+mod conditions;
+mod conditions_property;
 mod ddl;
 mod differential;
 mod filters;

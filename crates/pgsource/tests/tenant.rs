@@ -80,6 +80,11 @@ impl Tenants {
         Ok(info.context("no such table")?.oid)
     }
 
+    /// On whose behalf the shop's filters are asked about.
+    pub(crate) fn shop_tenant(&self) -> aura_pgsource::visibility::Tenant<'_> {
+        aura_pgsource::visibility::Tenant { project: self.shop, password: &self.password, extra_roles: &[] }
+    }
+
     /// A check of a table of the shop.
     pub(crate) async fn check(&self, table: &str, images: &[Image], identities: &[Identity]) -> Result<CheckOutcome> {
         let relation = relation("shop", table)?;

@@ -21,7 +21,7 @@ use tokio::sync::Semaphore;
 use super::{
     gaps::{Gaps, Loss},
     outage::Outages,
-    placing::{self, Placed, Slice, TableBatch},
+    placing::{Placed, Slice, TableBatch},
     registry::RegisteredTable,
     shard::Row,
     vitals::Vitals,
@@ -36,6 +36,9 @@ const MAX_IDS: usize = 10_000;
 
 /// Checks of one batch at once, a table each (R-SH-1): the rest of the connections are other projects'.
 const PROJECT_INFLIGHT: usize = 4;
+
+/// Times that a batch is matched anew since a column's type changed under it; then its subscriptions end.
+const TYPE_TRIES: usize = 3;
 
 /// What the whole engine shares.
 pub(crate) struct Judge {
@@ -88,15 +91,18 @@ impl Judge {
     /// announced as a gap; answers how many rows that were. Retries for as long as the source or the bus is away; the
     /// caller cancels. A `hot` shard doesn't look ahead: one table after the other (R-SH-2).
     pub(crate) async fn deliver(&self, lane: &mut Lane, rows: &[Row], hot: bool) -> usize {
-        let (mut rest, mut skipped) = (rows, 0);
+        let (mut rest, mut skipped, mut tries) = (rows, 0, 0);
         while !rest.is_empty() {
-            let (batches, placed) = {
-                let index = self.control.subscriptions.read().unwrap_or_else(PoisonError::into_inner);
-                placing::place(&index, rest)
-            };
+            let (batches, placed) = self.place(rest).await;
             let (now, later) = rest.split_at(placed.len());
-            skipped += self.deliver_placed(lane, now, (&batches, &placed), hot).await;
-            rest = later;
+            let outcomes = self.check_all(&batches, hot).await;
+            tries += 1;
+            // A column has another type than the filters on it were compiled for: nothing is matched by those.
+            if self.follow_types(&batches, &outcomes, now, tries >= TYPE_TRIES).await {
+                continue;
+            }
+            skipped += self.deliver_placed(lane, now, (&batches, &placed), &outcomes).await;
+            (rest, tries) = (later, 0);
         }
         skipped
     }
@@ -106,19 +112,13 @@ impl Judge {
         lane: &mut Lane,
         rows: &[Row],
         (batches, placed): (&[TableBatch<'_>], &[Placed]),
-        hot: bool,
+        outcomes: &[CheckOutcome],
     ) -> usize {
-        let permits = Semaphore::new(if hot { 1 } else { PROJECT_INFLIGHT });
-        let outcomes = join_all(batches.iter().map(|batch| async {
-            let _permit = permits.acquire().await;
-            self.check(batch).await
-        }))
-        .await;
         // Held until the bus has the rows: a PUT false is answered only after it.
         let publishing = self.disabling.read().await;
         let registry = Arc::clone(&self.control.registry.borrow());
         let mut slice = Slice::new(&rows[0]);
-        for (batch, outcome) in batches.iter().zip(&outcomes) {
+        for (batch, outcome) in batches.iter().zip(outcomes) {
             self.note_gaps(batch, outcome, rows, placed, &mut slice.messages);
         }
         let (mut skipped, mut refused) = (0, Vec::new());
@@ -149,7 +149,7 @@ impl Judge {
             skipped += rows;
             self.gaps.announce(Loss { range, ..Loss::up_to_now(lane.project, GapReason::Bus, None) }).await;
         }
-        for (batch, _) in batches.iter().zip(&outcomes).filter(|(_, outcome)| !outcome.oid_matches) {
+        for (batch, _) in batches.iter().zip(outcomes).filter(|(_, outcome)| !outcome.oid_matches) {
             self.note_missing(lane, batch.table).await;
         }
         self.control.seqs.lock().unwrap_or_else(PoisonError::into_inner).insert(lane.project, lane.seq);
@@ -173,6 +173,15 @@ impl Judge {
         tracing::error!(source = %self.control.source, %project, rows = rows.len(), %from, %to,
             "a project held everybody up, its rows are skipped");
         self.gaps.announce(Loss { range, ..Loss::up_to_now(project, GapReason::Skipped, None) }).await;
+    }
+
+    async fn check_all(&self, batches: &[TableBatch<'_>], hot: bool) -> Vec<CheckOutcome> {
+        let permits = Semaphore::new(if hot { 1 } else { PROJECT_INFLIGHT });
+        let checks = batches.iter().map(|batch| async {
+            let _permit = permits.acquire().await;
+            self.check(batch).await
+        });
+        join_all(checks).await
     }
 
     /// Repeats while the source can't be reached: an outage is no verdict (R-SH-4).
@@ -201,7 +210,7 @@ impl Judge {
         }
     }
 
-    async fn wait_out(&self, error: &SourceError, pause: &mut Duration) {
+    pub(super) async fn wait_out(&self, error: &SourceError, pause: &mut Duration) {
         tracing::warn!(source = %self.control.source, %error, "visibility can't be judged now, retrying");
         metrics::counter!("cdc_visibility_outages_total").increment(1);
         if error.is_unreachable() {
@@ -238,7 +247,7 @@ impl Judge {
         for (row, placed) in mine {
             let failed = placed.subscribers.iter().filter(|(_, n)| matches!(outcome.verdicts[*n], Verdict::Error(_)));
             let before = ids.len();
-            ids.extend(failed.map(|(sub, _)| sub.sub_id));
+            ids.extend(failed.map(|(sub, _)| sub.sub_id).chain(placed.failed.iter().copied()));
             if ids.len() > before {
                 positions.push(row.body.change.position);
             }
@@ -264,7 +273,7 @@ impl Judge {
         }
     }
 
-    fn gap(
+    pub(super) fn gap(
         &self,
         project: ProjectId,
         positions: &[Position],
@@ -358,7 +367,7 @@ impl Judge {
 
     /// Publishes until the bus has proved receipt (R-ACK-1, R-ACK-3); each message keeps its seq. False = the bus refuses
     /// the batch again and again: sending the same once more won't help, and one batch must not hold the slot for ever.
-    async fn publish(&self, messages: &[Message]) -> bool {
+    pub(super) async fn publish(&self, messages: &[Message]) -> bool {
         let mut pause = Duration::from_millis(20);
         let mut refusals = 0;
         let mut failed = false;
@@ -414,7 +423,7 @@ fn projection(
     }
     let columns = visible_columns(sub, access, table);
     // A filter on a column that the role may no longer read would tell its values (R-RLS-3).
-    let filtered = sub.conditions.iter().all(|condition| readable(access, table, &condition.column));
+    let filtered = sub.conditions.iter().all(|condition| readable(access, table, condition.column()));
     if columns.is_empty() || !filtered {
         return None;
     }

@@ -10,6 +10,7 @@ mod judge;
 mod leave;
 mod loader;
 mod lookout;
+mod matching;
 mod measure;
 pub(crate) mod outage;
 mod placing;

@@ -4,12 +4,15 @@
 use std::{collections::HashMap, sync::Arc};
 
 use aura_bus::Message;
-use aura_domain::{Image, Position};
+use aura_domain::{Image, Position, SubId};
 use aura_flow::Reservation;
-use aura_pgsource::visibility::Identity;
+use aura_pgsource::{conditions::Answers, visibility::Identity};
 
 use super::{registry::RegisteredTable, shard::Row};
-use crate::subs::index::{ActiveSubscription, SubscriptionIndex};
+use crate::subs::{
+    index::{ActiveSubscription, SubscriptionIndex},
+    table::Matched,
+};
 
 /// Rows × subscribers that are judged at a time: 16 bytes each, and a verdict.
 const MATCHES: usize = 200_000;
@@ -33,17 +36,24 @@ pub(super) struct Placed {
     pub(super) new: Option<usize>,
     pub(super) old: Option<usize>,
     pub(super) subscribers: Vec<(Arc<ActiveSubscription>, usize)>,
+    /// Whose filter could not be decided for this row.
+    pub(super) failed: Vec<SubId>,
 }
 
 /// Finds the rows' subscribers and sorts the rows by table: the first row, and as many more as have [`MATCHES`] together.
-pub(super) fn place<'a>(index: &SubscriptionIndex, rows: &'a [Row]) -> (Vec<TableBatch<'a>>, Vec<Placed>) {
+/// What PostgreSQL is to be asked about filters is noted in `answers`; then it must be asked, and all placed again.
+pub(super) fn place<'a>(
+    index: &SubscriptionIndex,
+    rows: &'a [Row],
+    answers: &mut Answers,
+) -> (Vec<TableBatch<'a>>, Vec<Placed>) {
     let mut batches: Vec<TableBatch<'a>> = Vec::new();
     let (mut placed, mut matches) = (Vec::new(), 0);
     for row in rows {
         let deciding = row.body.change.new.as_ref().or(row.body.change.old.as_ref());
-        let found =
-            deciding.map(|image| index.matching(&row.body.table.key, row.body.change.kind, image)).unwrap_or_default();
-        matches += found.len();
+        let matching = |image: &Image| index.matching(&row.body.table.key, row.body.change.kind, image, answers);
+        let matched = deciding.map(matching).unwrap_or_default();
+        matches += matched.found.len() + matched.failed.len();
         if matches > MATCHES && !placed.is_empty() {
             break;
         }
@@ -52,7 +62,7 @@ pub(super) fn place<'a>(index: &SubscriptionIndex, rows: &'a [Row]) -> (Vec<Tabl
             batches.push(TableBatch::new(&row.body.table));
             batches.len() - 1
         });
-        placed.push(batches[at].place(at, row, found));
+        placed.push(batches[at].place(at, row, matched));
     }
     (batches, placed)
 }
@@ -62,17 +72,17 @@ impl<'a> TableBatch<'a> {
         Self { table, xids: Vec::new(), images: Vec::new(), identities: Vec::new(), identity_numbers: HashMap::new() }
     }
 
-    fn place(&mut self, batch: usize, row: &'a Row, found: Vec<Arc<ActiveSubscription>>) -> Placed {
+    fn place(&mut self, batch: usize, row: &'a Row, matched: Matched) -> Placed {
         if self.xids.last() != Some(&row.body.change.xid) {
             self.xids.push(row.body.change.xid);
         }
         let subscribers: Vec<_> =
-            found.into_iter().map(|sub| (Arc::clone(&sub), self.identity(&sub.identity))).collect();
+            matched.found.into_iter().map(|sub| (Arc::clone(&sub), self.identity(&sub.identity))).collect();
         // Without a subscriber there is nothing to judge about the images.
         let judged = !subscribers.is_empty();
         let new = row.body.change.new.as_ref().filter(|_| judged).map(|image| self.image(image));
         let old = row.body.change.old.as_ref().filter(|_| judged).map(|image| self.image(image));
-        Placed { batch, new, old, subscribers }
+        Placed { batch, new, old, subscribers, failed: matched.failed }
     }
 
     fn image(&mut self, image: &'a Image) -> usize {

@@ -6,6 +6,7 @@ use std::{
 };
 
 use aura_domain::{Generation, Lsn, ProjectId, Relation, SqlName};
+use aura_pgsource::visibility::Tenant;
 use aura_store::{Project, ProjectSecrets, Registration, RegistrationStatus};
 use secrecy::SecretString;
 
@@ -31,6 +32,11 @@ impl ProjectInfo {
             visibility_password: secrets.visibility_password,
             extra_roles: project.settings.roles.clone(),
         }
+    }
+
+    /// On whose behalf PostgreSQL is asked about filters.
+    pub(crate) fn tenant(&self) -> Tenant<'_> {
+        Tenant { project: self.id, password: &self.visibility_password, extra_roles: &self.extra_roles }
     }
 
     /// The client's word for a physical schema.

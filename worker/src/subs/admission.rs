@@ -5,14 +5,12 @@ use std::{sync::Arc, time::Duration};
 use aura_domain::SubscriptionSpec;
 use aura_pgsource::{
     RoleAccess, SourceError, TableCatalog,
-    visibility::{Identity, VisibilityPool},
+    conditions::{self, Compiled, Condition},
+    visibility::{CompileError, Identity, Subscriber, VisibilityPool},
 };
 use aura_wire::control::{Exception, Subscription};
 
-use super::{
-    filter::{self, CompiledCondition, Condition, FilterError},
-    index::{ActiveSubscription, TableKey},
-};
+use super::index::{Active, ActiveSubscription, TableKey};
 use crate::engine::registry::{ProjectInfo, RegisteredTable, Registry};
 
 /// Roles that every project has (R-RLS-8).
@@ -44,37 +42,63 @@ impl Refusal {
     }
 }
 
-impl From<FilterError> for Refusal {
-    fn from(error: FilterError) -> Self {
-        Self::Fatal(error.to_string())
-    }
-}
-
 /// Checks a subscription against what is registered and against its table's catalogue.
 pub(crate) async fn admit(
     subscription: &Subscription,
     registry: &Registry,
     visibility: &VisibilityPool,
-) -> Result<Arc<ActiveSubscription>, Refusal> {
+) -> Result<Active, Refusal> {
     let spec = &subscription.spec;
-    let conditions = filter::parse(spec.filter.as_deref().unwrap_or_default())?;
+    let conditions = parse(spec)?;
     let project = registry.projects.get(&spec.project).ok_or_else(|| not_registered(spec))?;
     check_role(&spec.role, project)?;
-    let compiled = match TableKey::of(spec) {
-        Some(key) => {
-            let table = registry.enabled(&key).ok_or_else(|| not_registered(spec))?;
-            compile(spec, &conditions, table, visibility).await?
-        }
-        None => check_wildcard(spec, &conditions)?,
-    };
-    Ok(Arc::new(ActiveSubscription {
+    if let Some(key) = TableKey::of(spec) {
+        let table = registry.enabled(&key).ok_or_else(|| not_registered(spec))?;
+        let compiled = describe_and_compile(subscription, &conditions, table, visibility).await?;
+        return Ok(Active::Table(key, compiled));
+    }
+    if spec.select.is_some() {
+        let hint = "Provide an explicit schema and table name.";
+        return Err(Refusal::Fatal(format!("Column selection is not supported for wildcard subscriptions. {hint}")));
+    }
+    if conditions.is_empty() {
+        return Ok(Active::Wildcard(active(subscription, Vec::new())));
+    }
+    let mut tables = Vec::new();
+    for table in registry.tables().filter(|table| table.is_enabled() && table.key.is_named_by(spec)) {
+        let compiled = describe_and_compile(subscription, &conditions, table, visibility).await?;
+        tables.push((table.key.clone(), compiled));
+    }
+    Ok(Active::Filtered(tables))
+}
+
+/// The subscription's conditions against a table as a catalogue shows it: one that was registered later than the
+/// subscription was made, or whose columns have other types now.
+pub(crate) async fn compile_again(
+    subscription: &Subscription,
+    table: &RegisteredTable,
+    catalog: &TableCatalog,
+    visibility: &VisibilityPool,
+) -> Result<ActiveSubscription, Refusal> {
+    let spec = &subscription.spec;
+    let access = table.project.tenant().access(&spec.role, catalog);
+    compile(subscription, &parse(spec)?, table, (catalog, &access), visibility).await
+}
+
+fn parse(spec: &SubscriptionSpec) -> Result<Vec<Condition>, Refusal> {
+    conditions::parse(spec.filter.as_deref().unwrap_or_default()).map_err(|error| Refusal::Fatal(error.to_string()))
+}
+
+fn active(subscription: &Subscription, conditions: Vec<Arc<Compiled>>) -> ActiveSubscription {
+    let spec = &subscription.spec;
+    ActiveSubscription {
         sub_id: subscription.sub_id,
         twin: subscription.twin,
         identity: Arc::new(Identity { role: spec.role.clone(), claims: spec.claims.clone() }),
         event: spec.event,
-        conditions: compiled,
+        conditions,
         select: spec.select.clone(),
-    }))
+    }
 }
 
 fn check_role(role: &str, project: &ProjectInfo) -> Result<(), Refusal> {
@@ -86,41 +110,49 @@ fn unknown_role(role: &str) -> Refusal {
     Refusal::Fatal(format!("role {role:?} is not a role of this project"))
 }
 
-fn check_wildcard(spec: &SubscriptionSpec, conditions: &[Condition]) -> Result<Vec<CompiledCondition>, Refusal> {
-    let hint = "Provide an explicit schema and table name.";
-    if spec.select.is_some() {
-        return Err(Refusal::Fatal(format!("Column selection is not supported for wildcard subscriptions. {hint}")));
-    }
-    if !conditions.is_empty() {
-        return Err(Refusal::Fatal(format!("Filters are not supported for wildcard subscriptions. {hint}")));
-    }
-    Ok(Vec::new())
-}
-
-async fn compile(
-    spec: &SubscriptionSpec,
+async fn describe_and_compile(
+    subscription: &Subscription,
     conditions: &[Condition],
     table: &RegisteredTable,
     visibility: &VisibilityPool,
-) -> Result<Vec<CompiledCondition>, Refusal> {
+) -> Result<ActiveSubscription, Refusal> {
+    let spec = &subscription.spec;
     if conditions.is_empty() && spec.select.is_none() {
-        return Ok(Vec::new());
+        return Ok(active(subscription, Vec::new()));
     }
-    let described = visibility.describe(table.project.id, &table.relation, &spec.role, &table.project.extra_roles);
-    let late = |_| SourceError::Timeout { what: "describing a table", limit: DESCRIBE_LIMIT };
-    let described = tokio::time::timeout(DESCRIBE_LIMIT, described).await.map_err(late);
-    let described = described.and_then(|described| described).map_err(Refusal::Unknown)?;
-    let (catalog, access) = described.ok_or_else(|| not_registered(spec))?;
-    for column in spec.select.iter().flatten() {
-        readable_column(&catalog, &access, column)
-            .ok_or_else(|| Refusal::Fatal(format!("invalid column for select {column}")))?;
-    }
-    let compile_one = |condition: &Condition| {
-        let unknown = || FilterError::Column(condition.column.clone());
-        let n = readable_column(&catalog, &access, &condition.column).ok_or_else(unknown)?;
-        CompiledCondition::new(condition, &catalog.columns[n].ty)
+    let asked = async {
+        let described = visibility.describe(table.project.id, &table.relation, &spec.role, &table.project.extra_roles);
+        let (catalog, access) = described.await.map_err(Refusal::Unknown)?.ok_or_else(|| not_registered(spec))?;
+        for column in spec.select.iter().flatten() {
+            readable_column(&catalog, &access, column)
+                .ok_or_else(|| Refusal::Fatal(format!("invalid column for select {column}")))?;
+        }
+        compile(subscription, conditions, table, (&catalog, &access), visibility).await
     };
-    Ok(conditions.iter().map(compile_one).collect::<Result<_, _>>()?)
+    let late = |_| Refusal::Unknown(SourceError::Timeout { what: "describing a table", limit: DESCRIBE_LIMIT });
+    tokio::time::timeout(DESCRIBE_LIMIT, asked).await.map_err(late)?
+}
+
+async fn compile(
+    subscription: &Subscription,
+    conditions: &[Condition],
+    table: &RegisteredTable,
+    (catalog, access): (&TableCatalog, &RoleAccess),
+    visibility: &VisibilityPool,
+) -> Result<ActiveSubscription, Refusal> {
+    let subscriber = Subscriber { tenant: table.project.tenant(), role: &subscription.spec.role, access };
+    match visibility.compile(subscriber, catalog, conditions).await {
+        Ok(compiled) => Ok(active(subscription, compiled)),
+        Err(CompileError::Source(error)) => Err(Refusal::Unknown(error)),
+        Err(CompileError::Refused(why)) => {
+            let spec = &subscription.spec;
+            let parameters = parameters(spec, conditions);
+            Err(Refusal::Fatal(format!(
+                "Unable to subscribe to changes with given parameters. An exception happened so please check your \
+                 connect parameters: {parameters}. Exception: {why}"
+            )))
+        }
+    }
 }
 
 /// A column that isn't there and one that the role may not read look the same.
@@ -131,14 +163,21 @@ fn readable_column(catalog: &TableCatalog, access: &RoleAccess, name: &str) -> O
 
 /// The original's words (supabase-wire.md §2.4).
 fn not_registered(spec: &SubscriptionSpec) -> Refusal {
-    let or_nil = |text: Option<String>| text.unwrap_or_else(|| "nil".to_owned());
+    let parameters = parameters(spec, &parse(spec).unwrap_or_default());
     Refusal::NotRegistered(format!(
         "Unable to subscribe to changes with given parameters. Please check Realtime is enabled for the given connect \
-         parameters: [event: {}, schema: {}, table: {}, filters: [{}], select: {}]",
+         parameters: {parameters}"
+    ))
+}
+
+fn parameters(spec: &SubscriptionSpec, conditions: &[Condition]) -> String {
+    let filters: Vec<String> = conditions.iter().map(Condition::to_string).collect();
+    format!(
+        "[event: {}, schema: {}, table: {}, filters: [{}], select: {}]",
         spec.event.as_str(),
         spec.schema,
         spec.table.as_deref().unwrap_or("*"),
-        spec.filter.as_deref().unwrap_or_default(),
-        or_nil(spec.select.as_ref().map(|columns| format!("{columns:?}"))),
-    ))
+        filters.join(", "),
+        spec.select.as_ref().map_or_else(|| "nil".to_owned(), |columns| format!("{columns:?}")),
+    )
 }

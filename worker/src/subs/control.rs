@@ -79,7 +79,7 @@ impl Control {
     ) -> Result<(), BusError> {
         let mut requests = self.bus.subscribe(&Subject::source_requests(self.source)).await?;
         let mut heartbeats = self.bus.subscribe(&Subject::front_heartbeats()).await?;
-        self.announce(&Announcement::WantSnapshots { source: self.source, epoch: self.epoch, fronts: None }).await;
+        self.ask_for_snapshots().await;
         ready.send_replace(true);
         let tasks = TaskTracker::new();
         let permits = Arc::new(Semaphore::new(CONCURRENCY));
@@ -188,7 +188,11 @@ impl Control {
                     self.index_mut(|index| index.insert(front, subscription.clone(), Some(active)));
                     return Ok(());
                 }
-                Err(fatal @ Refusal::Fatal(_)) => return Err(fatal),
+                Err(fatal @ Refusal::Fatal(_)) => {
+                    // It may have been good before: a column's type has changed since.
+                    self.index_mut(|index| index.remove(front, [subscription.sub_id]));
+                    return Err(fatal);
+                }
                 Err(refusal) => refusal,
             };
             self.index_mut(|index| index.insert(front, subscription.clone(), None));
@@ -273,7 +277,7 @@ impl Control {
         let connected = states.wait_for(|state| state.connected).await.map(|state| state.connects);
         let Some(connects) = connected.ok().filter(|connects| *connects > number) else { return };
         let since = Instant::now();
-        self.announce(&Announcement::WantSnapshots { source: self.source, epoch: self.epoch, fronts: None }).await;
+        self.ask_for_snapshots().await;
         while self.unheard_since(since) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -306,6 +310,11 @@ impl Control {
     pub(crate) async fn announce_leader(&self, start: Lsn) {
         let fronts = self.index(SubscriptionIndex::revs);
         self.announce(&Announcement::Leader { source: self.source, epoch: self.epoch, start, fronts }).await;
+    }
+
+    /// Makes fronts ask about every binding again: some don't deliver any more, and their clients are to be told why.
+    pub(crate) async fn ask_for_snapshots(&self) {
+        self.announce(&Announcement::WantSnapshots { source: self.source, epoch: self.epoch, fronts: None }).await;
     }
 
     /// Tells fronts to ask again about bindings that don't deliver.
@@ -341,11 +350,11 @@ impl Control {
         self.index(|index| index.revs().len())
     }
 
-    fn index<T>(&self, read: impl FnOnce(&SubscriptionIndex) -> T) -> T {
+    pub(crate) fn index<T>(&self, read: impl FnOnce(&SubscriptionIndex) -> T) -> T {
         read(&self.subscriptions.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn index_mut<T>(&self, write: impl FnOnce(&mut SubscriptionIndex) -> T) -> T {
+    pub(crate) fn index_mut<T>(&self, write: impl FnOnce(&mut SubscriptionIndex) -> T) -> T {
         write(&mut self.subscriptions.write().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -1,30 +1,35 @@
 //! The leader's copy of all fronts' subscriptions of one source, indexed so that a row finds its subscribers without
-//! looking at the others (R-RLS-7): table → filter column → value.
+//! looking at the others (R-RLS-7), see [`table`](super::table).
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
-use aura_domain::{ChangeKind, EventFilter, FrontId, Image, ProjectId, SubId, SubscriptionSpec, Value};
-use aura_pgsource::visibility::Identity;
+use aura_domain::{ChangeKind, EventFilter, FrontId, Image, ProjectId, SubId, SubscriptionSpec};
+use aura_pgsource::{
+    TableCatalog,
+    conditions::{Answers, Compiled, Explained},
+    visibility::Identity,
+};
 use aura_wire::control::Subscription;
 
-use super::filter::CompiledCondition;
+use super::table::{Matched, TableIndex};
 
-/// A subscription whose filter was checked.
-#[derive(Debug)]
+/// A subscription whose filter was checked; of a wildcard with a filter, its part for one table.
+#[derive(Debug, Clone)]
 pub(crate) struct ActiveSubscription {
     pub(crate) sub_id: SubId,
     pub(crate) twin: SubId,
     pub(crate) identity: Arc<Identity>,
     pub(crate) event: EventFilter,
-    pub(crate) conditions: Vec<CompiledCondition>,
+    /// Those that PostgreSQL decides come last.
+    pub(crate) conditions: Vec<Arc<Compiled>>,
     pub(crate) select: Option<Vec<String>>,
 }
 
 impl ActiveSubscription {
-    fn wants(&self, kind: ChangeKind) -> bool {
+    pub(super) fn wants(&self, kind: ChangeKind) -> bool {
         match kind {
             ChangeKind::Insert => matches!(self.event, EventFilter::All | EventFilter::Insert),
             ChangeKind::Update => matches!(self.event, EventFilter::All | EventFilter::Update),
@@ -32,6 +37,26 @@ impl ActiveSubscription {
             ChangeKind::Truncate => false,
         }
     }
+
+    /// For an explanation: which conditions, with which values, matched or not, decided by whom. `image` is the one that
+    /// decides: the new one of INSERT and UPDATE, the old one of DELETE. What PostgreSQL decides is taken from `answers`;
+    /// what isn't there yet is noted in it and [`Truth::Open`](aura_pgsource::conditions::Truth): ask with
+    /// [`VisibilityPool::decide`](aura_pgsource::VisibilityPool::decide), then call again.
+    #[allow(dead_code, reason = "explanations are made by a part that is on its way")]
+    pub(crate) fn explain<'a>(&'a self, image: &Image, answers: &mut Answers) -> Vec<Explained<'a>> {
+        self.conditions.iter().map(|condition| condition.explain(image, answers)).collect()
+    }
+}
+
+/// Where a subscription delivers.
+#[derive(Debug, Clone)]
+pub(crate) enum Active {
+    /// One table.
+    Table(TableKey, ActiveSubscription),
+    /// A whole schema, or all, without a filter.
+    Wildcard(ActiveSubscription),
+    /// The same with a filter, which is compiled for each table.
+    Filtered(Vec<(TableKey, ActiveSubscription)>),
 }
 
 /// A table in the client's words.
@@ -48,22 +73,41 @@ impl TableKey {
         let table = spec.table.as_ref().filter(|_| spec.schema != "*")?;
         Some(Self { project: spec.project, schema: spec.schema.clone(), table: table.clone() })
     }
+
+    /// Whether a subscription is about this table.
+    pub(crate) fn is_named_by(&self, spec: &SubscriptionSpec) -> bool {
+        let schema = spec.schema == "*" || spec.schema == self.schema;
+        spec.project == self.project && schema && spec.table.as_ref().is_none_or(|table| *table == self.table)
+    }
+
+    /// The wildcards that this table is one of.
+    fn patterns(&self) -> [Pattern; 3] {
+        let any = || "*".to_owned();
+        let pattern = |schema, table| Pattern { project: self.project, schema, table };
+        [pattern(any(), None), pattern(self.schema.clone(), None), pattern(any(), Some(self.table.clone()))]
+    }
 }
 
-/// Subscriptions of one table: those with a filter under their first condition's column and values.
-#[derive(Debug, Default)]
-struct TableIndex {
-    unfiltered: Vec<Arc<ActiveSubscription>>,
-    /// All subscriptions under one column share its type, hence one way to make a row's value canonical.
-    by_column: HashMap<String, HashMap<String, Vec<Arc<ActiveSubscription>>>>,
+/// What a wildcard names.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Pattern {
+    project: ProjectId,
+    schema: String,
+    table: Option<String>,
+}
+
+impl Pattern {
+    fn of(spec: &SubscriptionSpec) -> Self {
+        Self { project: spec.project, schema: spec.schema.clone(), table: spec.table.clone() }
+    }
 }
 
 #[derive(Debug)]
 struct Stored {
     subscription: Subscription,
     fronts: HashSet<FrontId>,
-    /// `None`: the table isn't registered (yet).
-    active: Option<Arc<ActiveSubscription>>,
+    /// The tables that it is indexed under, all but unfiltered wildcards; `None`: it doesn't deliver (yet).
+    active: Option<Vec<TableKey>>,
 }
 
 #[derive(Debug, Default)]
@@ -78,18 +122,14 @@ pub(crate) struct SubscriptionIndex {
     stored: HashMap<SubId, Stored>,
     fronts: HashMap<FrontId, FrontState>,
     tables: HashMap<TableKey, TableIndex>,
-    /// Whole schemas, or `*`.
-    wildcards: HashMap<ProjectId, Vec<Arc<ActiveSubscription>>>,
+    wildcards: HashMap<Pattern, BTreeMap<SubId, Arc<ActiveSubscription>>>,
+    /// Wildcards with a filter: in every table's index, too, once compiled for it.
+    filtered: HashMap<Pattern, HashSet<SubId>>,
 }
 
 impl SubscriptionIndex {
     /// Adds a subscription of a front, or another front's claim to it. `active` of `None` keeps it dormant.
-    pub(crate) fn insert(
-        &mut self,
-        front: &FrontId,
-        subscription: Subscription,
-        active: Option<Arc<ActiveSubscription>>,
-    ) {
+    pub(crate) fn insert(&mut self, front: &FrontId, subscription: Subscription, active: Option<Active>) {
         let sub_id = subscription.sub_id;
         self.fronts.entry(front.clone()).or_default().sub_ids.insert(sub_id);
         let stored =
@@ -101,16 +141,58 @@ impl SubscriptionIndex {
     }
 
     /// Makes a dormant subscription deliver.
-    pub(crate) fn activate(&mut self, sub_id: SubId, active: Arc<ActiveSubscription>) {
-        let Some(stored) = self.stored.get_mut(&sub_id) else { return };
-        if stored.active.is_some() {
-            return;
+    pub(crate) fn activate(&mut self, sub_id: SubId, active: Active) {
+        let Some(stored) = self.stored.get_mut(&sub_id).filter(|stored| stored.active.is_none()) else { return };
+        stored.active = Some(Vec::new());
+        let pattern = Pattern::of(&stored.subscription.spec);
+        match active {
+            Active::Table(key, active) => self.put(&key, active),
+            Active::Wildcard(active) => {
+                self.wildcards.entry(pattern).or_default().insert(sub_id, Arc::new(active));
+            }
+            Active::Filtered(tables) => {
+                self.filtered.entry(pattern).or_default().insert(sub_id);
+                tables.into_iter().for_each(|(key, active)| self.put(&key, active));
+            }
         }
-        stored.active = Some(Arc::clone(&active));
-        let spec = &stored.subscription.spec;
-        match TableKey::of(spec) {
-            Some(key) => self.tables.entry(key).or_default().insert(active),
-            None => self.wildcards.entry(spec.project).or_default().push(active),
+    }
+
+    /// Puts an active subscription under a table, in place of what it was there: its conditions were compiled (again).
+    pub(crate) fn put(&mut self, key: &TableKey, active: ActiveSubscription) {
+        let sub_id = active.sub_id;
+        let stored = self.stored.get_mut(&sub_id).and_then(|stored| stored.active.as_mut());
+        let Some(tables) = stored else { return };
+        let table = self.tables.entry(key.clone()).or_default();
+        if tables.contains(key) {
+            table.remove(sub_id);
+        } else {
+            tables.push(key.clone());
+        }
+        table.insert(active);
+    }
+
+    /// It doesn't deliver any more, until it is asked about again.
+    pub(crate) fn deactivate(&mut self, sub_id: SubId) {
+        let Some(stored) = self.stored.get_mut(&sub_id) else { return };
+        let pattern = Pattern::of(&stored.subscription.spec);
+        for key in stored.active.take().into_iter().flatten() {
+            let Some(table) = self.tables.get_mut(&key) else { continue };
+            table.remove(sub_id);
+            if table.is_empty() {
+                self.tables.remove(&key);
+            }
+        }
+        if let Some(subs) = self.wildcards.get_mut(&pattern) {
+            subs.remove(&sub_id);
+            if subs.is_empty() {
+                self.wildcards.remove(&pattern);
+            }
+        }
+        if let Some(subs) = self.filtered.get_mut(&pattern) {
+            subs.remove(&sub_id);
+            if subs.is_empty() {
+                self.filtered.remove(&pattern);
+            }
         }
     }
 
@@ -123,7 +205,8 @@ impl SubscriptionIndex {
             let Some(stored) = self.stored.get_mut(&sub_id) else { continue };
             stored.fronts.remove(front);
             if stored.fronts.is_empty() {
-                self.discard(sub_id);
+                self.deactivate(sub_id);
+                self.stored.remove(&sub_id);
             }
         }
     }
@@ -169,182 +252,36 @@ impl SubscriptionIndex {
     }
 
     /// Bindings whose event, table and filter fit the row; the image decides the filter: the new one of INSERT and UPDATE,
-    /// the old one of DELETE.
-    pub(crate) fn matching(&self, key: &TableKey, kind: ChangeKind, image: &Image) -> Vec<Arc<ActiveSubscription>> {
-        let mut found = Vec::new();
+    /// the old one of DELETE. What PostgreSQL has not answered yet is noted as open; then the result is only a guess.
+    pub(crate) fn matching(&self, key: &TableKey, kind: ChangeKind, image: &Image, answers: &mut Answers) -> Matched {
+        let mut matched = Matched::default();
         if let Some(table) = self.tables.get(key) {
-            table.matching(image, &mut found);
+            table.matching(kind, image, answers, &mut matched);
         }
-        found.retain(|sub| sub.wants(kind));
-        for sub in self.wildcards.get(&key.project).into_iter().flatten() {
-            let schema = &self.stored[&sub.sub_id].subscription.spec.schema;
-            let table = self.stored[&sub.sub_id].subscription.spec.table.as_deref();
-            let named = (schema == "*" || *schema == key.schema) && table.is_none_or(|table| table == key.table);
-            if named && sub.wants(kind) && sub.conditions.iter().all(|condition| condition.matches(image)) {
-                found.push(Arc::clone(sub));
-            }
+        if !self.wildcards.is_empty() {
+            let all = key.patterns().into_iter().filter_map(|pattern| self.wildcards.get(&pattern));
+            matched.found.extend(all.flat_map(BTreeMap::values).filter(|sub| sub.wants(kind)).cloned());
         }
-        found
+        matched
     }
 
-    fn discard(&mut self, sub_id: SubId) {
-        let Some(stored) = self.stored.remove(&sub_id) else { return };
-        let spec = stored.subscription.spec;
-        if let Some(subs) = self.wildcards.get_mut(&spec.project) {
-            subs.retain(|sub| sub.sub_id != sub_id);
+    /// Wildcards with a filter that isn't compiled for this table yet.
+    pub(crate) fn uncompiled(&self, key: &TableKey) -> Vec<Subscription> {
+        if self.filtered.is_empty() {
+            return Vec::new();
         }
-        let Some(table) = spec.table else { return };
-        let key = TableKey { project: spec.project, schema: spec.schema, table };
-        if let Some(index) = self.tables.get_mut(&key) {
-            index.remove(sub_id, stored.active.as_deref());
-            if index.is_empty() {
-                self.tables.remove(&key);
-            }
-        }
-    }
-}
-
-impl TableIndex {
-    fn insert(&mut self, sub: Arc<ActiveSubscription>) {
-        let Some(first) = sub.conditions.first() else { return self.unfiltered.push(sub) };
-        let values = self.by_column.entry(first.column.clone()).or_default();
-        for value in &first.values {
-            values.entry(value.clone()).or_default().push(Arc::clone(&sub));
-        }
+        let named = key.patterns().into_iter().filter_map(|pattern| self.filtered.get(&pattern)).flatten();
+        let table = self.tables.get(key);
+        let missing = named.filter(|sub_id| table.is_none_or(|table| !table.has(**sub_id)));
+        missing.filter_map(|sub_id| self.stored.get(sub_id)).map(|stored| stored.subscription.clone()).collect()
     }
 
-    fn remove(&mut self, sub_id: SubId, active: Option<&ActiveSubscription>) {
-        self.unfiltered.retain(|sub| sub.sub_id != sub_id);
-        let Some(first) = active.and_then(|active| active.conditions.first()) else { return };
-        let Some(values) = self.by_column.get_mut(&first.column) else { return };
-        for value in &first.values {
-            if let Some(subs) = values.get_mut(value) {
-                subs.retain(|sub| sub.sub_id != sub_id);
-            }
-        }
-        values.retain(|_, subs| !subs.is_empty());
-        self.by_column.retain(|_, values| !values.is_empty());
-    }
-
-    fn is_empty(&self) -> bool {
-        self.unfiltered.is_empty() && self.by_column.is_empty()
-    }
-
-    fn matching(&self, image: &Image, found: &mut Vec<Arc<ActiveSubscription>>) {
-        found.extend(self.unfiltered.iter().cloned());
-        for (column, values) in &self.by_column {
-            let Some(Value::Text(text)) = image.get(column) else { continue };
-            let equality = values.values().flatten().next().map(|sub| sub.conditions[0].equality);
-            let Some(value) = equality.and_then(|equality| equality.canonical(text)) else { continue };
-            let candidates = values.get(&value).into_iter().flatten();
-            found.extend(candidates.filter(|sub| sub.conditions[1..].iter().all(|c| c.matches(image))).cloned());
-        }
+    /// Subscriptions with a condition that was compiled against another type or collation than the column has now.
+    pub(crate) fn stale(&self, key: &TableKey, catalog: &TableCatalog) -> Vec<Subscription> {
+        let stale = self.tables.get(key).map(|table| table.stale(catalog)).unwrap_or_default();
+        stale.iter().filter_map(|id| self.stored.get(id)).map(|stored| stored.subscription.clone()).collect()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use aura_domain::{Cell, Claims, SubscriptionSpec};
-    use aura_pgsource::TypeInfo;
-    use serde_json::json;
-
-    use super::*;
-    use crate::subs::filter;
-
-    fn key() -> TableKey {
-        TableKey { project: ProjectId(uuid::Uuid::nil()), schema: "public".to_owned(), table: "t".to_owned() }
-    }
-
-    fn row(id: &str, room: &str) -> Image {
-        let cell = |name: &str, text: &str| Cell { name: name.into(), type_oid: 0, value: Value::Text(text.into()) };
-        Image(vec![cell("id", id), cell("room", room)])
-    }
-
-    fn subscription(
-        id: u64,
-        table: Option<&str>,
-        filter_text: &str,
-        event: EventFilter,
-    ) -> (Subscription, Arc<ActiveSubscription>) {
-        let claims = Claims::from_payload(&json!({})).expect("an object");
-        let spec = SubscriptionSpec {
-            project: key().project,
-            schema: "public".to_owned(),
-            table: table.map(str::to_owned),
-            event,
-            filter: Some(filter_text.to_owned()),
-            select: None,
-            role: "anon".to_owned(),
-            claims: claims.clone(),
-        };
-        let conditions = filter::parse(filter_text).expect("it parses");
-        let compile = |c: &filter::Condition| {
-            let oid = if c.column == "id" { 23 } else { 25 };
-            CompiledCondition::new(c, &TypeInfo::built_in(oid).expect("a built-in type"))
-        };
-        let active = ActiveSubscription {
-            sub_id: SubId(id),
-            twin: SubId(id + 1000),
-            identity: Arc::new(Identity { role: "anon".to_owned(), claims }),
-            event,
-            conditions: conditions.iter().map(compile).collect::<Result<_, _>>().expect("it compiles"),
-            select: None,
-        };
-        (Subscription { sub_id: SubId(id), twin: SubId(id + 1000), spec }, Arc::new(active))
-    }
-
-    fn ids(index: &SubscriptionIndex, kind: ChangeKind, image: &Image) -> Vec<u64> {
-        let mut ids: Vec<_> = index.matching(&key(), kind, image).iter().map(|sub| sub.sub_id.0).collect();
-        ids.sort_unstable();
-        ids
-    }
-
-    #[test]
-    fn r_rls_7_a_row_finds_its_subscribers() {
-        let mut index = SubscriptionIndex::default();
-        let front = FrontId("f".to_owned());
-        for (id, table, filter, event) in [
-            (1, Some("t"), "", EventFilter::All),
-            (2, Some("t"), "id=eq.7", EventFilter::All),
-            (3, Some("t"), "id=in.(7,8),room=eq.a", EventFilter::All),
-            (4, Some("t"), "room=eq.b", EventFilter::All),
-            (5, None, "", EventFilter::Delete),
-            (6, Some("other"), "", EventFilter::All),
-        ] {
-            let (subscription, active) = subscription(id, table, filter, event);
-            index.insert(&front, subscription, Some(active));
-        }
-        assert_eq!(ids(&index, ChangeKind::Insert, &row("7", "a")), [1, 2, 3]);
-        assert_eq!(ids(&index, ChangeKind::Update, &row("8", "b")), [1, 4]);
-        assert_eq!(ids(&index, ChangeKind::Delete, &row("9", "c")), [1, 5]);
-        assert_eq!(ids(&index, ChangeKind::Truncate, &row("9", "c")), [0_u64; 0]);
-    }
-
-    #[test]
-    fn a_subscription_lives_as_long_as_some_front_has_it() {
-        let mut index = SubscriptionIndex::default();
-        let (a, b) = (FrontId("a".to_owned()), FrontId("b".to_owned()));
-        for front in [&a, &b] {
-            let (subscription, active) = subscription(1, Some("t"), "id=eq.7", EventFilter::All);
-            index.insert(front, subscription, Some(active));
-        }
-        index.remove(&a, [SubId(1)]);
-        assert_eq!(ids(&index, ChangeKind::Insert, &row("7", "a")), [1]);
-        index.forget_front(&b);
-        assert_eq!(ids(&index, ChangeKind::Insert, &row("7", "a")), [0_u64; 0]);
-        assert!(index.tables.is_empty() && index.stored.is_empty(), "nothing is left behind");
-    }
-
-    #[test]
-    fn a_dormant_subscription_wakes_when_its_table_is_registered() {
-        let mut index = SubscriptionIndex::default();
-        let front = FrontId("a".to_owned());
-        let (subscription, active) = subscription(1, Some("t"), "", EventFilter::All);
-        index.insert(&front, subscription.clone(), None);
-        assert_eq!(ids(&index, ChangeKind::Insert, &row("7", "a")), [0_u64; 0]);
-        assert_eq!(index.dormant(), [subscription]);
-        index.activate(SubId(1), active);
-        assert_eq!(ids(&index, ChangeKind::Insert, &row("7", "a")), [1]);
-        assert!(index.dormant().is_empty());
-    }
-}
+mod tests;

@@ -2,7 +2,6 @@
 
 pub(crate) mod admission;
 pub(crate) mod control;
-pub(crate) mod equality;
-pub(crate) mod filter;
 mod hearing;
 pub(crate) mod index;
+pub(crate) mod table;

@@ -18,6 +18,9 @@ use crate::{
 };
 
 mod circuit;
+mod compile;
+mod conditions;
+mod facts;
 mod flight;
 mod judge;
 mod own;
@@ -25,6 +28,9 @@ mod plan;
 mod sessions;
 mod snapshot;
 mod statement;
+
+pub use compile::{CompileError, Subscriber};
+pub use conditions::Tenant;
 
 use circuit::Circuits;
 use judge::{Judge, Pass};
@@ -46,6 +52,7 @@ pub struct VisibilityPool {
     own: OwnLogin,
     sessions: Sessions,
     circuits: Circuits,
+    conditions: conditions::Memory,
 }
 
 /// Whose eyes a row is seen with. Two are the same if both parts are.
@@ -134,7 +141,12 @@ impl VisibilityPool {
     /// R-RLS-9), which show nothing of us.
     pub fn new(source: SourceUrl, sockets: Sockets, application_name: String, max_connections: usize) -> Self {
         let sessions = Sessions::new(source.clone(), sockets.clone(), max_connections);
-        Self { own: OwnLogin::new(source, sockets, application_name), sessions, circuits: Circuits::default() }
+        Self {
+            own: OwnLogin::new(source, sockets, application_name),
+            sessions,
+            circuits: Circuits::default(),
+            conditions: conditions::Memory::default(),
+        }
     }
 
     /// Judges the images for each identity. Waits, at most 10 s, until the batch's transactions are visible.
@@ -184,10 +196,8 @@ impl VisibilityPool {
         let roles: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
         let Some(text) = self.own.read(relation, &roles).await?.table else { return Ok(None) };
         let known = self.own.learn(relation, text).await?;
-        let role = roles::allowed_role(project, role, extra_roles);
-        let access = role.and_then(|role| known.table.access(&role).map(Arc::clone));
-        let nothing = || RoleAccess { schema_usage: false, readable: vec![false; known.table.columns.len()] };
-        Ok(Some((Arc::clone(&known.table), access.unwrap_or_else(|| Arc::new(nothing())))))
+        let access = compile::access(project, role, extra_roles, &known.table);
+        Ok(Some((Arc::clone(&known.table), access)))
     }
 
     async fn step(

@@ -114,6 +114,23 @@ impl OwnLogin {
         self.bounded(&session, session.client.batch_execute("select")).await
     }
 
+    /// Reads one row, or none, of the catalogue. The connection's settings are those of the catalogue statement.
+    pub(super) async fn ask(
+        &self,
+        sql: &str,
+        params: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<Option<Row>, SourceError> {
+        let session = self.session().await?;
+        match self.bounded(&session, session.client.query_typed_opt(sql, params)).await {
+            // The server may have closed an idle connection: the second try is on a fresh one.
+            Err(error) if error.is_connection_error() => {
+                let session = self.session().await?;
+                self.bounded(&session, session.client.query_typed_opt(sql, params)).await
+            }
+            answer => answer,
+        }
+    }
+
     async fn types(&self, raw: &RawTable) -> Result<HashMap<u32, Arc<TypeInfo>>, SourceError> {
         let mut found = HashMap::new();
         let mut missing = Vec::new();

@@ -1,0 +1,156 @@
+//! Filters of bindings, from the join to the bus.
+
+use std::collections::BTreeSet;
+
+use aura_store::Plugin;
+use serde_json::json;
+
+use crate::stage::Stage;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r_rls_7_each_binding_gets_what_its_filter_lets_through_whoever_decides() -> anyhow::Result<()> {
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    stage
+        .sql
+        .batch_execute(
+            "create table t (id int primary key, body text, tags text[], score numeric);
+             alter table t enable row level security;
+             create policy own on t for select to aura_authenticated using (id <> 4)",
+        )
+        .await?;
+    let worker = stage.run_worker().await;
+    stage.enable("t").await?;
+    let mut watch = stage.changes().await;
+    let claims = json!({"sub": "a", "role": "authenticated"});
+    let mut subs = Vec::new();
+    for filter in [
+        "body=like.a%",
+        "score=gt.10",
+        "body=match.^[ab]+$",
+        "id=not.in.(1,2)",
+        r#"tags=eq."{x,y}",id=lt.100"#,
+        "body=ilike.A%,score=is.null",
+        "score=isdistinct.10",
+    ] {
+        let (sub, reply) = stage.join("t", "authenticated", claims.clone(), Some(filter)).await;
+        assert!(reply.exceptions.is_empty(), "{filter}: {reply:?}");
+        subs.push(sub);
+    }
+    stage
+        .sql
+        .batch_execute(
+            "insert into t values (1, 'ab', '{x}', 10.0), (2, 'Ax', '{x,y}', null), (3, null, null, 10.01), (4, 'a', null, 99);
+             update t set body = 'zz' where id = 1",
+        )
+        .await?;
+    let expected = [vec![0, 2], vec![4, 5, 6], vec![1, 3, 6], vec![], vec![]];
+    for (n, which) in expected.iter().enumerate() {
+        let seen: BTreeSet<u64> = watch.next().await.ids.into_iter().collect();
+        assert_eq!(seen, which.iter().map(|at| subs[*at]).collect(), "row {n}");
+    }
+    worker.stop().await;
+    Ok(())
+}
+
+/// R-RLS-6: whose condition raises has a gap, all others their event.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_rls_6_a_failing_filter_has_a_gap_and_all_others_their_event() -> anyhow::Result<()> {
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    stage
+        .sql
+        .batch_execute(
+            "create type odd as (n int);
+             create function odd_lt(a odd, b odd) returns bool language plpgsql as $$begin
+                 if a.n <> b.n and b.n = 13 then raise exception 'unlucky'; end if;
+                 return a.n < b.n; end$$;
+             create operator < (leftarg = odd, rightarg = odd, function = odd_lt);
+             create table t (id int primary key, o odd);
+             alter table t enable row level security; create policy all_rows on t using (true)",
+        )
+        .await?;
+    let worker = stage.run_worker().await;
+    stage.enable("t").await?;
+    let mut watch = stage.changes().await;
+    let claims = json!({"sub": "a", "role": "authenticated"});
+    let mut subs = Vec::new();
+    for filter in ["o=lt.(5)", "o=lt.(13)", "o=lt.(13),id=eq.2"] {
+        let (sub, reply) = stage.join("t", "authenticated", claims.clone(), Some(filter)).await;
+        assert!(reply.exceptions.is_empty(), "{filter}: {reply:?}");
+        subs.push(sub);
+    }
+    stage.sql.batch_execute("insert into t values (1, row(1))").await?;
+    let gap = watch.next_gap().await;
+    assert_eq!((&gap["reason"], &gap["sub_ids"]), (&json!("policy_error"), &json!([subs[1]])), "{gap}");
+    assert_eq!(watch.next().await.ids, [subs[0]], "the third's other condition excludes the row");
+    worker.stop().await;
+    Ok(())
+}
+
+/// Conditions follow DDL: compiled again for the new type, or ended with a gap, never matched by the old one.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_rls_10_filters_follow_a_column_s_type() -> anyhow::Result<()> {
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    stage
+        .sql
+        .batch_execute(
+            "create table t (id int primary key, v text collate \"C\");
+             alter table t enable row level security; create policy all_rows on t using (true)",
+        )
+        .await?;
+    let worker = stage.run_worker().await;
+    stage.enable("t").await?;
+    let mut watch = stage.changes().await;
+    let claims = json!({"role": "anon"});
+    let (nine, _) = stage.join("t", "anon", claims.clone(), Some("v=gt.9")).await;
+    let (word, _) = stage.join("t", "anon", claims.clone(), Some("v=eq.word")).await;
+    stage.sql.batch_execute("insert into t values (1, '10'), (2, 'word')").await?;
+    assert!(watch.next().await.ids.is_empty(), "texts: 10 is below 9");
+    let seen: BTreeSet<u64> = watch.next().await.ids.into_iter().collect();
+    assert_eq!(seen, BTreeSet::from([nine, word]));
+    let alter = "alter table t alter v type int using case when v <> 'word' then v::int end";
+    stage.sql.batch_execute(alter).await?;
+    stage.sql.batch_execute("insert into t values (3, '10')").await?;
+    assert_eq!(watch.next().await.ids, [nine], "numbers: 10 is above 9");
+    let gap = watch.gaps.pop().expect("a gap before the row");
+    assert_eq!((&gap["reason"], &gap["sub_ids"]), (&json!("table_changed"), &json!([word])), "{gap}");
+    let (_, reply) = stage.join("t", "anon", claims, Some("v=eq.word")).await;
+    assert!(reply.exceptions[0].fatal && reply.exceptions[0].message.contains("type integer: \"word\""), "{reply:?}");
+    worker.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wildcard_s_filter_holds_for_every_table_and_for_those_that_are_registered_later() -> anyhow::Result<()> {
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    stage
+        .sql
+        .batch_execute(
+            "create table a (id int primary key, room int); create table b (id int primary key, room text);
+             create table c (id int primary key);
+             alter table a enable row level security; create policy all_rows on a using (true);
+             alter table b enable row level security; create policy all_rows on b using (true)",
+        )
+        .await?;
+    let worker = stage.run_worker().await;
+    stage.enable("a").await?;
+    let mut watch = stage.changes().await;
+    let claims = json!({"role": "anon"});
+    let (sub, reply) = stage.join("*", "anon", claims.clone(), Some("room=eq.7")).await;
+    assert!(reply.exceptions.is_empty(), "{reply:?}");
+    let (_, reply) = stage.join("*", "anon", claims.clone(), Some("nope=eq.7")).await;
+    assert!(reply.exceptions[0].fatal && reply.exceptions[0].message.contains("invalid column for filter nope"));
+    stage.sql.batch_execute("insert into a values (1, 7), (2, 8)").await?;
+    assert_eq!(watch.next().await.ids, [sub]);
+    assert!(watch.next().await.ids.is_empty());
+    stage.enable("b").await?;
+    stage.sql.batch_execute("insert into b values (1, '7'), (2, '07')").await?;
+    assert_eq!(watch.next().await.ids, [sub]);
+    assert!(watch.next().await.ids.is_empty());
+    stage.enable("c").await?;
+    stage.sql.batch_execute("insert into c values (1)").await?;
+    let gap = watch.next_gap().await;
+    assert_eq!((&gap["reason"], &gap["sub_ids"]), (&json!("table_changed"), &json!([sub])), "{gap}");
+    assert!(watch.next().await.ids.is_empty(), "a table without the column ends the subscription");
+    worker.stop().await;
+    Ok(())
+}
