@@ -148,3 +148,74 @@ async fn r_rls_6_a_condition_that_can_t_be_decided_concerns_nobody_else() -> Res
     .await?;
     Ok(())
 }
+
+/// R-RLS-9: an operator of the tenant's runs as the project's visibility login at most, can't write, and leaves nothing.
+#[tokio::test]
+async fn r_rls_9_an_operator_gains_nothing_and_leaves_nothing_behind() -> Result<()> {
+    let tenants = Tenants::start().await?;
+    tenants
+        .run(
+            "create type shop.spy as (n int); create table bank.vault (secret text); create table shop.log (t text);
+             grant all on shop.log to {authenticated};
+             create function shop.spy_lt(a shop.spy, b shop.spy) returns bool language plpgsql as $$
+             declare before text := current_setting('shop.left', true); begin
+                 reset role;
+                 perform set_config('shop.left', 'behind', false), set_config('search_path', 'shop', false);
+                 create temp table if not exists left_over (i int);
+                 return false;
+             exception when read_only_sql_transaction or insufficient_privilege then
+                 if b.n = 1 then return session_user ~ '^p_.*_visibility$'; end if;
+                 if b.n = 2 then return coalesce(before, '') = ''; end if;
+                 if b.n = 3 then
+                     begin reset role; perform count(*) from bank.vault; return false;
+                     exception when insufficient_privilege then return true; end;
+                 end if;
+                 begin reset role; insert into shop.log values ('x'); return false;
+                 exception when read_only_sql_transaction or insufficient_privilege then return true; end;
+             end$$;
+             create operator shop.< (leftarg = shop.spy, rightarg = shop.spy, function = shop.spy_lt);
+             create table shop.t (id int primary key, s shop.spy); grant select on shop.t to {authenticated}",
+        )
+        .await?;
+    let mut all = Vec::new();
+    for filter in ["s=lt.(1)", "s=lt.(2)", "s=lt.(3)", "s=lt.(4)"] {
+        all.extend(compile(&tenants, "t", filter).await.map_err(anyhow::Error::msg)?);
+    }
+    for n in 0..3 {
+        let row = image(&[("s", Some(&format!("({n})")))]);
+        let mut answers = Answers::default();
+        let mut truths = || all.iter().map(|condition| condition.truth(&row, &mut answers)).collect::<Vec<_>>();
+        assert_eq!(truths(), [Truth::Open; 4]);
+        tenants.pool.decide(tenants.shop_tenant(), &mut answers).await?;
+        let truths: Vec<_> = all.iter().map(|condition| condition.truth(&row, &mut answers)).collect();
+        assert_eq!(truths, [Truth::True; 4], "not us, nothing left of the last time, no other tenant, no write");
+    }
+    Ok(())
+}
+
+/// The names of what is asked follow the catalogue.
+#[tokio::test]
+async fn r_rls_10_a_renamed_type_is_asked_about_by_its_new_name() -> Result<()> {
+    let tenants = Tenants::start().await?;
+    tenants
+        .run(
+            "create type shop.mood as enum ('sad', 'ok'); create table shop.t (id int primary key, m shop.mood);
+             grant select on shop.t to {authenticated}",
+        )
+        .await?;
+    let before = compile(&tenants, "t", "m=gt.sad").await.map_err(anyhow::Error::msg)?;
+    tenants.run("alter type shop.mood rename to temper").await?;
+    let after = compile(&tenants, "t", "m=lt.ok").await.map_err(anyhow::Error::msg)?;
+    let row = image(&[("m", Some("ok"))]);
+    let mut answers = Answers::default();
+    assert_eq!((before[0].truth(&row, &mut answers), after[0].truth(&row, &mut answers)), (Truth::Open, Truth::Open));
+    tenants.pool.decide(tenants.shop_tenant(), &mut answers).await?;
+    assert_eq!((before[0].truth(&row, &mut answers), after[0].truth(&row, &mut answers)), (Truth::True, Truth::False));
+    // A label that is gone can't be compared with.
+    tenants.run("alter type shop.temper rename value 'sad' to 'blue'").await?;
+    let mut answers = Answers::default();
+    assert_eq!(before[0].truth(&row, &mut answers), Truth::Open);
+    tenants.pool.decide(tenants.shop_tenant(), &mut answers).await?;
+    assert_eq!(before[0].truth(&row, &mut answers), Truth::Failed);
+    Ok(())
+}

@@ -3,9 +3,9 @@
 mod admin;
 mod attacks;
 mod burdens;
-mod crosstalk;
 mod conditions;
 mod conditions_property;
+mod crosstalk;
 mod ddl;
 mod differential;
 mod filters;

@@ -1,68 +1,102 @@
 //! PostgreSQL's `LIKE` under a deterministic collation in a UTF-8 database.
 
-/// A checked pattern.
+/// A checked pattern: the parts between its `%`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct LikePattern(Vec<Token>);
+pub(crate) struct LikePattern(Vec<Part>);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Token {
-    /// `%`
-    Any,
-    /// `_`
-    One,
-    Char(char),
+/// What stands between two `%`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Part {
+    Plain(String),
+    /// With `_`, which is `None`.
+    Blanks(Vec<Option<char>>),
 }
+
+/// Longest part with `_`: it is tried at every character of a text, plain ones are found in linear time.
+const MAX_BLANKS: usize = 64;
 
 impl LikePattern {
     /// `None`: it ends with an escape character, which PostgreSQL raises an error for.
     pub(crate) fn parse(pattern: &str) -> Option<Self> {
-        let mut tokens = Vec::with_capacity(pattern.len());
+        let (mut parts, mut part) = (Vec::new(), Vec::new());
         let mut chars = pattern.chars();
         while let Some(c) = chars.next() {
-            let token = match c {
-                '\\' => Token::Char(chars.next()?),
-                '%' if tokens.last() == Some(&Token::Any) => continue,
-                '%' => Token::Any,
-                '_' => Token::One,
-                c => Token::Char(c),
-            };
-            tokens.push(token);
+            match c {
+                '\\' => part.push(Some(chars.next()?)),
+                '_' => part.push(None),
+                '%' => parts.push(Part::new(std::mem::take(&mut part))),
+                c => part.push(Some(c)),
+            }
         }
-        Some(Self(tokens))
+        parts.push(Part::new(part));
+        Some(Self(parts))
     }
 
-    /// Whether the text fits. Time is at most the product of both lengths.
+    /// Whether matching takes little time whatever the text.
+    pub(crate) fn is_cheap(&self) -> bool {
+        self.0.iter().all(|part| matches!(part, Part::Plain(_)) || part.chars() <= MAX_BLANKS)
+    }
+
+    /// Whether the text fits.
     pub(crate) fn matches(&self, text: &str) -> bool {
-        let (mut at, mut rest) = (0, text);
-        // Where to go on after the last `%`: that one swallows a character more.
-        let mut retry: Option<(usize, &str)> = None;
-        loop {
-            let mut chars = rest.chars();
-            let fits = match self.0.get(at) {
-                Some(Token::Any) => {
-                    at += 1;
-                    if at == self.0.len() {
-                        return true;
-                    }
-                    retry = Some((at, rest));
-                    continue;
-                }
-                Some(Token::One) => chars.next().is_some(),
-                Some(Token::Char(c)) => chars.next() == Some(*c),
-                None if rest.is_empty() => return true,
-                None => false,
-            };
-            if fits {
-                (at, rest) = (at + 1, chars.as_str());
-                continue;
+        let [first, middle @ .., last] = self.0.as_slice() else {
+            return self.0.first().is_some_and(|only| only.at_start(text) == Some(""));
+        };
+        let Some(mut rest) = first.at_start(text) else { return false };
+        // The leftmost place leaves the most for what follows.
+        for part in middle {
+            match part.anywhere(rest) {
+                Some(after) => rest = after,
+                None => return false,
             }
-            let Some((after, from)) = retry else { return false };
-            let mut chars = from.chars();
-            if chars.next().is_none() {
-                return false;
+        }
+        last.at_end(rest)
+    }
+}
+
+impl Part {
+    fn new(chars: Vec<Option<char>>) -> Self {
+        chars.iter().copied().collect::<Option<String>>().map_or(Self::Blanks(chars), Self::Plain)
+    }
+
+    fn chars(&self) -> usize {
+        match self {
+            Self::Plain(text) => text.chars().count(),
+            Self::Blanks(chars) => chars.len(),
+        }
+    }
+
+    /// What follows the part at the start of the text.
+    fn at_start<'t>(&self, text: &'t str) -> Option<&'t str> {
+        match self {
+            Self::Plain(plain) => text.strip_prefix(plain.as_str()),
+            Self::Blanks(wanted) => {
+                let mut chars = text.chars();
+                let fits = wanted.iter().all(|wanted| match (wanted, chars.next()) {
+                    (_, None) => false,
+                    (None, Some(_)) => true,
+                    (Some(wanted), Some(c)) => *wanted == c,
+                });
+                fits.then(|| chars.as_str())
             }
-            (at, rest) = (after, chars.as_str());
-            retry = Some((after, rest));
+        }
+    }
+
+    /// What follows the part's first place in the text.
+    fn anywhere<'t>(&self, text: &'t str) -> Option<&'t str> {
+        match self {
+            Self::Plain(plain) => text.find(plain.as_str()).map(|at| &text[at + plain.len()..]),
+            Self::Blanks(_) => text.char_indices().find_map(|(at, _)| self.at_start(&text[at..])),
+        }
+    }
+
+    fn at_end(&self, text: &str) -> bool {
+        match self {
+            Self::Plain(plain) => text.ends_with(plain.as_str()),
+            Self::Blanks(wanted) => {
+                let start = text.char_indices().rev().nth(wanted.len() - 1);
+                start.is_some_and(|(at, _)| self.at_start(&text[at..]) == Some(""))
+            }
         }
     }
 }
@@ -83,11 +117,16 @@ mod tests {
             ("50\\%", &["50%"], &["50x", "50\\%"]),
             ("a\\\\b", &["a\\b"], &["a\\\\b"]),
             ("%__", &["ab", "abc"], &["a"]),
+            ("a%a", &["aa", "aba"], &["a"]),
+            ("%a_c%c", &["abcc", "xabcabcc"], &["abc", "a"]),
+            ("%%", &["", "x"], &[]),
         ] {
             let parsed = LikePattern::parse(pattern).expect("a pattern");
             assert!(fitting.iter().all(|text| parsed.matches(text)), "{pattern}");
             assert!(!unfitting.iter().any(|text| parsed.matches(text)), "{pattern}");
         }
         assert_eq!(LikePattern::parse("a\\"), None);
+        let cheap = |pattern: &str| LikePattern::parse(pattern).is_some_and(|pattern| pattern.is_cheap());
+        assert!(cheap(&"a".repeat(1000)) && cheap("_%_%_") && !cheap(&"_".repeat(65)));
     }
 }

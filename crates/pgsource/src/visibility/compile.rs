@@ -96,11 +96,21 @@ impl VisibilityPool {
         table: &TableCatalog,
         conditions: &[Condition],
     ) -> Result<Vec<Arc<Compiled>>, CompileError> {
+        self.try_compile(subscriber, table, conditions, false).await
+    }
+
+    async fn try_compile(
+        &self,
+        subscriber: Subscriber<'_>,
+        table: &TableCatalog,
+        conditions: &[Condition],
+        afresh: bool,
+    ) -> Result<Vec<Arc<Compiled>>, CompileError> {
         let mut drafts = Vec::with_capacity(conditions.len());
         for condition in conditions {
             let column = readable_column(table, subscriber.access, &condition.column)
                 .ok_or_else(|| raised(&format!("invalid column for filter {}", condition.column)))?;
-            drafts.push(self.draft(condition, column).await?);
+            drafts.push(self.draft(condition, column, afresh).await?);
         }
         let role = asking_role(subscriber.tenant, subscriber.role)
             .ok_or_else(|| raised(&format!("role {:?} is not a role of this project", subscriber.role)))?;
@@ -116,6 +126,9 @@ impl VisibilityPool {
         let mut rows = match self.ask_some(subscriber.tenant, &probes).await {
             Ok(rows) => rows.into_iter(),
             Err(Asked::Outage(error)) => return Err(error.into()),
+            Err(Asked::Raised(error)) if !afresh && is_about_names(&error) => {
+                return Box::pin(self.try_compile(subscriber, table, conditions, true)).await;
+            }
             Err(Asked::Raised(error)) => return Err(refused(&error, &drafts)),
         };
         let mut compiled = Vec::with_capacity(drafts.len());
@@ -136,11 +149,16 @@ impl VisibilityPool {
         if probes.is_empty() { Ok(Vec::new()) } else { self.ask(tenant, probes).await }
     }
 
-    async fn draft<'a>(&self, condition: &'a Condition, column: &Column) -> Result<Draft<'a>, CompileError> {
+    async fn draft<'a>(
+        &self,
+        condition: &'a Condition,
+        column: &Column,
+        afresh: bool,
+    ) -> Result<Draft<'a>, CompileError> {
         let shape = Shape::of(column);
         let mut draft = Draft { condition, shape, facts: None, plan: Plan::Done(Test::IsNull) };
         if !draft.is_plain() {
-            let facts = self.facts(shape, false).await?;
+            let facts = self.facts(shape, afresh).await?;
             draft.facts = Some(facts.ok_or_else(|| raised("the column's type is gone"))?);
         }
         draft.plan = draft.plan()?;
@@ -234,7 +252,8 @@ impl Draft<'_> {
             return Err(told("22025", "invalid_escape_sequence", "LIKE pattern must not end with escape character"));
         };
         let exact = Exact::of_type(self.shape.base).is_some_and(Exact::is_collatable);
-        let here = exact && self.facts.as_ref().is_some_and(|facts| facts.deterministic && facts.utf8);
+        let here =
+            exact && pattern.is_cheap() && self.facts.as_ref().is_some_and(|facts| facts.deterministic && facts.utf8);
         Ok(if here { Plan::Done(Test::Like(pattern)) } else { plan })
     }
 
@@ -378,6 +397,12 @@ fn raised(message: &str) -> CompileError {
 
 fn told(code: &str, name: &str, message: &str) -> CompileError {
     CompileError::Refused(format!("ERROR {code} ({name}) {message}"))
+}
+
+/// Types and schemas may have other names since their facts were read.
+fn is_about_names(error: &SourceError) -> bool {
+    let names = [SqlState::UNDEFINED_OBJECT, SqlState::INVALID_SCHEMA_NAME, SqlState::UNDEFINED_FUNCTION];
+    error.sqlstate().is_some_and(|code| names.contains(code))
 }
 
 /// What PostgreSQL said of a filter's values, or of an operator that isn't there. The message may quote the client's own
