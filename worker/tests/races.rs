@@ -9,7 +9,10 @@ use std::sync::{
 use anyhow::Context as _;
 use serde_json::json;
 
-use crate::hall::{Hall, OWNED};
+use crate::{
+    hall::{Hall, OWNED},
+    stage::PATIENCE,
+};
 
 /// (what takes the right away, what gives it back). `{role}` is the subscriber's database role, `{login}` the login that
 /// policies run under, `{schema}` the project's.
@@ -104,6 +107,11 @@ fn fill(hall: &Hall, sql: &str) -> String {
 
 /// Waits for the last event about the row, a delete but for `alice`'s; nobody but the service may get a secret on the way.
 async fn reaches(hall: &mut Hall, id: i64, name: &str) -> anyhow::Result<()> {
+    // There is always another row of the load.
+    tokio::time::timeout(PATIENCE, reached(hall, id, name)).await.context("it doesn't come")?
+}
+
+async fn reached(hall: &mut Hall, id: i64, name: &str) -> anyhow::Result<()> {
     loop {
         let seen = hall.watch.next().await;
         let to: Vec<_> = seen.ids.iter().flat_map(|id| &hall.names[id]).collect();
