@@ -30,7 +30,9 @@ pub fn wal2json_options(entries: &[FilterEntry]) -> Vec<(String, String)> {
         ("include-type-oids", "true"),
     ];
     let fixed = fixed.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
-    fixed.chain([("add-tables".to_owned(), tables.join(","))]).collect()
+    // Anybody may write messages into the log, of any size and bytes: only those with a prefix that nobody can know come.
+    let messages = ("add-msg-prefixes".to_owned(), format!("aura_{:032x}", rand::random::<u128>()));
+    fixed.chain([messages, ("add-tables".to_owned(), tables.join(","))]).collect()
 }
 
 /// Options of `START_REPLICATION` for pgoutput.

@@ -119,6 +119,31 @@ async fn r_lsn_6_rows_of_one_record_are_counted() -> Result<()> {
     Ok(())
 }
 
+/// Whoever may connect may write a message of any size and bytes into the log, a policy in its read-only transaction, too.
+/// None of it is read: it would be everybody's loss, or the end of the stream.
+#[tokio::test]
+async fn r_dec_4_messages_that_anybody_writes_into_the_log_disturb_nothing() -> Result<()> {
+    let lab = Lab::start().await?;
+    lab.run("create table t (id int primary key); create role somebody; set role somebody").await?;
+    let created = lab.create_slot(Plugin::Wal2json).await?;
+    for message in [
+        "false, 'x', 'plain'",
+        "true, 'x', 'in a transaction'",
+        "false, E'p\"q\\\\', 'x'",
+        "false, 'x', '\\xff00fe'::bytea",
+        "false, 'x', repeat('x', 70000000)",
+        // Escaped it is more than the gigabyte that the server can hold.
+        "false, 'x', repeat(chr(1), 200000000)",
+    ] {
+        lab.run(&format!("begin read only; select pg_logical_emit_message({message}); commit")).await?;
+    }
+    lab.run("reset role; insert into t values (1)").await?;
+    let mut tail = lab.tail(created, &[table("public", "t")?]).await?;
+    let (changes, _) = tail.transaction().await?;
+    assert_eq!(changes[0].new.as_ref().and_then(|row| row.get("id")), text("1").as_ref());
+    Ok(())
+}
+
 #[tokio::test]
 async fn r_dec_4_a_message_over_the_limit_is_passed_over() -> Result<()> {
     let lab = Lab::start().await?;
