@@ -8,7 +8,11 @@ use std::{
 use aura_domain::Relation;
 use serde::Deserialize;
 
-use crate::{SourceError, types::TypeInfo};
+use crate::{
+    SourceError,
+    hoist::{Hoisted, hoist},
+    types::TypeInfo,
+};
 
 /// The statement; see the file.
 pub(crate) const CATALOG_SQL: &str = include_str!("catalog.sql");
@@ -76,6 +80,8 @@ struct Policy {
     permissive: bool,
     using: String,
     columns: Vec<i16>,
+    /// Depends on nothing that somebody made, but on its own table.
+    closed: bool,
 }
 
 /// The expression of R-RLS-2 for one role, and what it reads of the row.
@@ -85,6 +91,12 @@ pub(crate) struct Effective {
     pub(crate) expression: Option<String>,
     /// Indexes of the columns that an image must have to be judged.
     pub(crate) columns: Vec<usize>,
+    /// A policy reads a system column, which images don't have (R-RLS-4).
+    pub(crate) system_columns: bool,
+    /// Row security binds the role, as far as the catalogue says: no BYPASSRLS, not the owner without FORCE.
+    pub(crate) bound: bool,
+    /// The expression for many identities at once, where that can be had.
+    pub(crate) hoisted: Option<Hoisted>,
 }
 
 impl TableCatalog {
@@ -131,11 +143,13 @@ struct RawPolicy {
     permissive: bool,
     using: String,
     columns: Vec<i16>,
+    closed: bool,
 }
 
 #[derive(Deserialize)]
 struct RawRole {
     name: String,
+    bound: bool,
     usage: bool,
     readable: Option<HashSet<i16>>,
     policies: HashSet<u32>,
@@ -157,7 +171,7 @@ impl RawTable {
         let columns: Vec<Column> = self.columns.into_iter().map(|raw| raw.resolve(&self.key, types)).collect();
         let policies: Vec<Policy> = self.policies.into_iter().map(RawPolicy::resolve).collect();
         let entries = self.roles.into_iter().map(|role| {
-            let using = effective(&policies, &role.policies, &columns);
+            let using = Effective { bound: role.bound, ..effective(&policies, &role.policies, &columns) };
             (role.name.clone(), RoleEntry { access: Arc::new(role.access(&columns)), using })
         });
         TableCatalog {
@@ -183,8 +197,8 @@ impl RawColumn {
 
 impl RawPolicy {
     fn resolve(self) -> Policy {
-        let Self { oid, permissive, using, columns } = self;
-        Policy { oid, permissive, using, columns }
+        let Self { oid, permissive, using, columns, closed } = self;
+        Policy { oid, permissive, using, columns, closed }
     }
 }
 
@@ -195,22 +209,23 @@ impl RawRole {
     }
 }
 
-/// R-RLS-2: OR of the permissive, AND every restrictive policy that applies to the role.
+/// R-RLS-2: every restrictive policy that applies to the role, and one of the permissive. In the server's order, which
+/// CASE keeps: what a policy would raise for a row that another one hides is not raised.
 fn effective(policies: &[Policy], applying: &HashSet<u32>, columns: &[Column]) -> Effective {
     let mine = || policies.iter().filter(|policy| applying.contains(&policy.oid));
-    let join = |permissive: bool, word: &str| {
-        let texts = mine().filter(|policy| policy.permissive == permissive).map(|policy| format!("({})", policy.using));
-        texts.collect::<Vec<_>>().join(word)
-    };
-    let (permissive, restrictive) = (join(true, " or "), join(false, " and "));
-    let expression = match (permissive.is_empty(), restrictive.is_empty()) {
-        (true, _) => return Effective::default(),
-        (false, true) => permissive,
-        (false, false) => format!("({permissive}) and {restrictive}"),
-    };
+    let texts = |permissive| mine().filter(move |policy| policy.permissive == permissive).map(|policy| &policy.using);
+    let permissive = texts(true).map(|using| format!("({using})")).collect::<Vec<_>>().join(" OR ");
+    if permissive.is_empty() {
+        return Effective::default();
+    }
+    let guard = |inner: String, using: &String| format!("CASE WHEN ({using}) THEN ({inner}) END");
+    let expression = texts(false).collect::<Vec<_>>().into_iter().rev().fold(permissive, guard);
     let needed = |column: &Column| mine().any(|policy| policy.reads(column.attnum));
     let columns = columns.iter().enumerate().filter(|(_, column)| needed(column)).map(|(n, _)| n).collect();
-    Effective { expression: Some(expression), columns }
+    let system_columns = mine().any(|policy| policy.columns.iter().any(|attnum| *attnum < 0));
+    let closed = mine().all(|policy| policy.closed);
+    let hoisted = hoist(&expression).filter(|_| closed);
+    Effective { expression: Some(expression), columns, system_columns, bound: true, hoisted }
 }
 
 impl Policy {
@@ -231,23 +246,23 @@ mod tests {
         let json = format!(
             r#"{{"oid":1,"kind":"r","identity":"f","row_security":true,"key":[1],
                 "columns":[[1,"id",23,"int4",0],[3,"owner",25,"text",100]],"policies":[{policies}],
-                "roles":[{{"name":"r","usage":true,"readable":[3],"policies":[{applying}]}}]}}"#
+                "roles":[{{"name":"r","bound":true,"usage":true,"readable":[3],"policies":[{applying}]}}]}}"#
         );
         let name = |text: &str| SqlName::new(text).expect("a name");
         let relation = Relation { schema: name("s"), table: name("t") };
         RawTable::parse(&json).expect("a row").resolve(&relation, &HashMap::new())
     }
 
-    const A: &str = r#"{"oid":10,"permissive":true,"using":"a","columns":[3]}"#;
-    const B: &str = r#"{"oid":11,"permissive":true,"using":"b","columns":[]}"#;
-    const C: &str = r#"{"oid":12,"permissive":false,"using":"c","columns":[1]}"#;
-    const D: &str = r#"{"oid":13,"permissive":false,"using":"f(t.*)","columns":[]}"#;
+    const A: &str = r#"{"oid":10,"permissive":true,"using":"a","columns":[3],"closed":true}"#;
+    const B: &str = r#"{"oid":11,"permissive":true,"using":"b","columns":[],"closed":true}"#;
+    const C: &str = r#"{"oid":12,"permissive":false,"using":"c","columns":[1],"closed":true}"#;
+    const D: &str = r#"{"oid":13,"permissive":false,"using":"f(t.*)","columns":[],"closed":false}"#;
 
     #[test]
-    fn r_rls_2_permissive_are_joined_by_or_and_each_restrictive_must_hold() {
+    fn r_rls_2_each_restrictive_must_hold_and_one_permissive() {
         let all = [A, B, C, D].join(",");
         let expression = |applying| table(&all, applying).effective("r").and_then(|it| it.expression.clone());
-        assert_eq!(expression("10,11,12,13").as_deref(), Some("((a) or (b)) and (c) and (f(t.*))"));
+        assert_eq!(expression("10,11,12,13").as_deref(), Some("CASE WHEN (c) THEN (CASE WHEN (f(t.*)) THEN ((a) OR (b)) END) END"));
         assert_eq!(expression("10").as_deref(), Some("(a)"));
         assert_eq!(expression("12"), None, "restrictive policies alone let nobody read");
         assert_eq!(expression(""), None);
@@ -261,6 +276,13 @@ mod tests {
         assert_eq!(columns("10,12"), Some(vec![0, 1]));
         assert_eq!(columns("11"), Some(vec![]));
         assert_eq!(columns("11,13"), Some(vec![0, 1]), "a whole-row reference needs every column");
+    }
+
+    #[test]
+    fn r_rls_5_one_policy_that_may_read_claims_unseen_keeps_all_from_being_hoisted() {
+        let all = [A, B, C, D].join(",");
+        let hoisted = |applying| table(&all, applying).effective("r").is_some_and(|it| it.hoisted.is_some());
+        assert_eq!((hoisted("10,12"), hoisted("10,13")), (true, false));
     }
 
     #[test]

@@ -20,15 +20,25 @@ select pg_current_snapshot()::text, (
                 'oid', p.oid::int8,
                 'permissive', p.polpermissive,
                 'using', pg_get_expr(p.polqual, p.polrelid),
+                -- Negative: system columns.
                 'columns', array(
                     select d.refobjsubid from pg_depend d
                     where d.classid = 'pg_policy'::regclass and d.objid = p.oid
-                        and d.refclassid = 'pg_class'::regclass and d.refobjid = c.oid and d.refobjsubid > 0))
+                        and d.refclassid = 'pg_class'::regclass and d.refobjid = c.oid and d.refobjsubid <> 0),
+                -- Whatever came with the server has no entry: so nothing that somebody made, but this table.
+                'closed', not exists (
+                    select from pg_depend d
+                    where d.classid = 'pg_policy'::regclass and d.objid = p.oid
+                        and not (d.refclassid = 'pg_class'::regclass and d.refobjid = c.oid)))
             from pg_policy p
-            where p.polrelid = c.oid and p.polcmd in ('r', '*') and p.polqual is not null order by p.oid),
+            where p.polrelid = c.oid and p.polcmd in ('r', '*') and p.polqual is not null
+            -- As the server evaluates them: one that is false may spare a row a cast in another.
+            order by p.polpermissive, case when not p.polpermissive then p.polname end, p.polname desc),
         'roles', array(
             select json_build_object(
                 'name', r.rolname,
+                'bound', c.relrowsecurity and not r.rolsuper and not r.rolbypassrls
+                    and (c.relforcerowsecurity or not pg_has_role(r.oid, c.relowner, 'USAGE')),
                 'usage', has_schema_privilege(r.oid, c.relnamespace, 'USAGE'),
                 -- Null: all of them.
                 'readable', case when not has_table_privilege(r.oid, c.oid, 'SELECT') then array(

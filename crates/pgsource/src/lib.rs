@@ -8,6 +8,7 @@ mod decode;
 mod error;
 mod filter;
 mod frames;
+mod hoist;
 mod json;
 pub mod ladder;
 mod names;

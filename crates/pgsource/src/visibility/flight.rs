@@ -11,7 +11,7 @@ use tokio_postgres::{
 
 use super::{
     own::CATALOG_TYPES,
-    statement::{BECOME, BEGIN, DISCARD, RESET, ROLLBACK, ROLLBACK_TO, SAVEPOINT},
+    statement::{BECOME, BEGIN, DISCARD, ROLLBACK, ROLLBACK_TO, SAVEPOINT},
 };
 use crate::{SourceError, catalog::CATALOG_SQL};
 
@@ -19,18 +19,57 @@ use crate::{SourceError, catalog::CATALOG_SQL};
 #[derive(Clone, Copy)]
 pub(super) enum Step<'a> {
     Begin,
-    Catalogue { schema: &'a str, table: &'a str, roles: &'a [&'a str] },
-    Reset,
+    Catalogue {
+        schema: &'a str,
+        table: &'a str,
+        roles: &'a [&'a str],
+    },
     Savepoint,
-    Become { role: &'a str, word: &'a str, claims: &'a str, sub: &'a str, limit: &'a str },
-    Verdict { sql: &'a str, images: &'a [String] },
+    Become {
+        role: &'a str,
+        word: &'a str,
+        claims: &'a str,
+        sub: &'a str,
+        limit: &'a str,
+        table: u32,
+    },
+    /// One identity.
+    Alone {
+        sql: &'a str,
+        images: &'a [String],
+    },
+    /// Many, in one statement.
+    Joined {
+        sql: &'a str,
+        images: &'a [String],
+        claims: &'a [&'a str],
+        subs: &'a [String],
+        word: &'a str,
+    },
+    /// Many, one after the other.
+    Looped {
+        sql: &'a str,
+        query: &'a str,
+        images: &'a [String],
+        who: Many<'a>,
+    },
     RollbackTo,
     Rollback,
     Discard,
 }
 
-/// What the server said to a step: its only row, if it has one.
-pub(super) type Said = Result<Option<Row>, SourceError>;
+/// The identities of [`Step::Looped`].
+#[derive(Clone, Copy)]
+pub(super) struct Many<'a> {
+    pub(super) claims: &'a [&'a str],
+    pub(super) subs: &'a [String],
+    pub(super) role: &'a str,
+    pub(super) word: &'a str,
+    pub(super) limit: &'a str,
+}
+
+/// What the server said to a step.
+pub(super) type Said = Result<Vec<Row>, SourceError>;
 
 /// Sends every step before awaiting the first answer. A step behind a failed one fails, too, except the rollbacks.
 /// `Err`: not all answers came within `limit`; the connection must not be used again.
@@ -57,29 +96,43 @@ impl Step<'_> {
     async fn send(self, client: &Client) -> Said {
         match self {
             Self::Begin => simple(client, BEGIN).await,
-            Self::Reset => simple(client, RESET).await,
             Self::Savepoint => simple(client, SAVEPOINT).await,
             Self::RollbackTo => simple(client, ROLLBACK_TO).await,
             Self::Rollback => simple(client, ROLLBACK).await,
             Self::Discard => simple(client, DISCARD).await,
             Self::Catalogue { schema, table, roles } => {
                 let [a, b, c] = CATALOG_TYPES;
-                row(client, CATALOG_SQL, &[(&schema, a), (&table, b), (&roles, c)]).await
+                rows(client, CATALOG_SQL, &[(&schema, a), (&table, b), (&roles, c)]).await
             }
-            Self::Become { role, word, claims, sub, limit } => {
-                let texts = [role, claims, word, sub, limit];
-                row(client, BECOME, &texts.each_ref().map(|text| (text as &(dyn ToSql + Sync), Type::TEXT))).await
+            Self::Become { role, word, claims, sub, limit, table } => {
+                let [role, claims, word, sub, limit] = [&role, &claims, &word, &sub, &limit].map(text);
+                rows(client, BECOME, &[role, claims, word, sub, limit, (&table, Type::OID)]).await
             }
-            Self::Verdict { sql, images } => row(client, sql, &[(&images, Type::TEXT_ARRAY)]).await,
+            Self::Alone { sql, images } => rows(client, sql, &[(&images, Type::TEXT_ARRAY)]).await,
+            Self::Joined { sql, images, claims, subs, word } => {
+                let arrays = [&images as &(dyn ToSql + Sync), &claims, &subs].map(|array| (array, Type::TEXT_ARRAY));
+                let [images, claims, subs] = arrays;
+                rows(client, sql, &[images, claims, subs, text(&word)]).await
+            }
+            Self::Looped { sql, query, images, who: Many { claims, subs, role, word, limit } } => {
+                let arrays = [&images as &(dyn ToSql + Sync), &claims, &subs].map(|array| (array, Type::TEXT_ARRAY));
+                let ([images, claims, subs], [query, role, word, limit]) =
+                    (arrays, [&query, &role, &word, &limit].map(text));
+                rows(client, sql, &[query, images, claims, subs, role, word, limit]).await
+            }
         }
     }
 }
 
-async fn simple(client: &Client, sql: &str) -> Said {
-    client.batch_execute(sql).await?;
-    Ok(None)
+fn text<'a>(value: &'a &'a str) -> (&'a (dyn ToSql + Sync), Type) {
+    (value, Type::TEXT)
 }
 
-async fn row(client: &Client, sql: &str, params: &[(&(dyn ToSql + Sync), Type)]) -> Said {
-    Ok(client.query_typed_opt(sql, params).await?)
+async fn simple(client: &Client, sql: &str) -> Said {
+    client.batch_execute(sql).await?;
+    Ok(Vec::new())
+}
+
+async fn rows(client: &Client, sql: &str, params: &[(&(dyn ToSql + Sync), Type)]) -> Said {
+    Ok(client.query_typed(sql, params).await?)
 }

@@ -1,60 +1,74 @@
-//! Asking the policies: the first transaction has no savepoints; after an error every identity is asked by itself
-//! (R-RLS-6).
+//! Asking the policies, one transaction per (table, role): everybody at once, in the form that costs least; after an
+//! error in a form that can't be at fault for it, and then every identity under a savepoint (R-RLS-6).
 
 use std::time::{Duration, Instant};
 
 use tokio_postgres::error::SqlState;
 
 use super::{
-    CheckRequest, IdentityErrorKind, Verdict, VisibilityPool,
-    flight::{Said, Step, fly},
+    CheckRequest, Identity, IdentityErrorKind, Verdict, VisibilityPool,
+    flight::{Many, Said, Step, fly},
     own::{Answer, Known},
-    plan::{Entry, Plan},
+    plan::{Question, subject},
     sees_all,
     sessions::Session,
+    standing::Ask,
+    statement::ROW_SECURITY_ACTIVE,
 };
 use crate::SourceError;
 
 /// `statement_timeout` of one identity's statements, in milliseconds (R-RLS-6).
-const CHECK_LIMIT_MS: &str = "2000";
+pub(super) const CHECK_LIMIT_MS: &str = "2000";
+/// The same of a statement for many: who made it late has its own limit when asked alone.
+const SHARED_LIMIT_MS: &str = "1000";
 /// Bounds a round trip: the statement's limit and some time for the network.
-const FLIGHT_LIMIT: Duration = Duration::from_millis(3000);
-/// Identities asked in one round trip, and about how many bytes of images go with them.
-const CHUNK: usize = 64;
-const CHUNK_BYTES: usize = 4 << 20;
-/// The same when each is under a savepoint: fewer, since several may run into the time limit.
-const ISOLATED_CHUNK: usize = 16;
+pub(super) const FLIGHT_LIMIT: Duration = Duration::from_millis(3000);
+/// (identity, image) pairs of one statement for many: 20 to 100 ms each.
+const JOINED_PAIRS: usize = 1_000_000;
+const LOOPED_PAIRS: usize = 50_000;
+/// Identities of one such statement.
+const MANY: usize = 1000;
+/// Identities asked in one round trip, each under a savepoint, and about how many bytes of images go with them.
+const ISOLATED: usize = 16;
+const ISOLATED_BYTES: usize = 4 << 20;
 /// Tries of one identity whose check ends in a serialization failure, a deadlock or a lost connection.
 const TRIES: usize = 3;
 
-/// How a transaction ended.
+/// How a role's transaction ended.
 pub(super) enum Pass {
-    /// Every identity has its verdict.
-    Done(Vec<Verdict>),
+    /// Every identity that was to be asked has its verdict.
+    Done(Vec<(usize, Verdict)>),
     /// The catalogue is not what the statements were made from; this is it now, `None` if nothing is there.
     Changed(Option<String>),
     /// A transaction of the batch is not visible yet.
     NotYet,
 }
 
-/// One check against one catalogue state.
+/// One role's part of a check, against one catalogue state.
 pub(super) struct Judge<'a> {
     pub(super) pool: &'a VisibilityPool,
     pub(super) request: &'a CheckRequest<'a>,
     pub(super) roles: &'a [&'a str],
     pub(super) known: &'a Known,
-    pub(super) plan: &'a Plan<'a>,
+    pub(super) question: &'a Question<'a>,
 }
 
-/// Ordinals of the visible images; `None`: row security doesn't apply.
-type Ordinals = Option<Vec<i64>>;
+/// How many are asked in one statement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Joined,
+    Looped,
+}
 
-enum Together {
-    Good(Vec<(usize, Ordinals)>),
+enum Shared {
+    Good(Vec<(usize, Verdict)>),
     Opening(Pass),
     /// Somebody raised an error.
     Failed,
 }
+
+/// Ordinals of the visible images; `None`: row security doesn't apply.
+type Ordinals = Option<Vec<i64>>;
 
 /// Somebody who is still to be asked under a savepoint.
 #[derive(Clone, Copy)]
@@ -66,21 +80,34 @@ struct Waiting {
 }
 
 impl Judge<'_> {
-    /// Asks for everybody's verdict.
+    /// Asks for the verdict of everybody in the question.
     pub(super) async fn run(&self) -> Result<Pass, SourceError> {
-        let session = match self.session().await {
-            Ok(session) => session,
-            Err(error) => return self.without_session(error, self.plan.to_ask(), Vec::new()).await,
-        };
-        match self.together(session).await {
-            Ok(Together::Good(answers)) => Ok(Pass::Done(
-                self.fill(answers.into_iter().map(|(at, seen)| (at, self.judged(at, Ok(seen)))).collect()),
-            )),
-            Ok(Together::Opening(pass)) => Ok(pass),
-            Ok(Together::Failed) => self.one_by_one().await,
-            Err(error) if error.is_connection_error() => self.one_by_one().await,
-            Err(error) => Err(error),
+        let fit = || self.pool.forms.how(self.request.relation, &(), [&self.question.role], Instant::now())[0];
+        let mut form = Form::Looped;
+        if self.question.joined.is_some() && fit() == Ask::Together {
+            form = Form::Joined;
         }
+        loop {
+            match self.shared(form).await {
+                Ok(Shared::Good(answers)) => {
+                    if form == Form::Looped && self.question.joined.is_some() {
+                        // What was hoisted raised, though the policy doesn't: it must not be tried with every batch.
+                        self.pool.forms.raised(self.request.relation, &(), &self.question.role, Instant::now());
+                    }
+                    return Ok(Pass::Done(answers));
+                }
+                Ok(Shared::Opening(pass)) => return Ok(pass),
+                Ok(Shared::Failed) if form == Form::Joined => form = Form::Looped,
+                Ok(Shared::Failed) => return self.one_by_one().await,
+                Err(Failed::Session(error)) => return self.without_session(error, self.everybody(), Vec::new()).await,
+                Err(Failed::Check(error)) if error.is_connection_error() => return self.one_by_one().await,
+                Err(Failed::Check(error)) => return Err(error),
+            }
+        }
+    }
+
+    fn everybody(&self) -> Vec<usize> {
+        self.question.together.iter().chain(&self.question.apart).copied().collect()
     }
 
     async fn session(&self) -> Result<Session, SourceError> {
@@ -100,53 +127,150 @@ impl Judge<'_> {
         self.pool.own.probe().await?;
         tracing::warn!(project = %self.request.project, %error, "a project's visibility login can't connect");
         verdicts.extend(left.into_iter().map(|at| (at, Verdict::Error(IdentityErrorKind::LoginFailed))));
-        Ok(Pass::Done(self.fill(verdicts)))
+        Ok(Pass::Done(verdicts))
     }
 
-    /// Everybody in one transaction without savepoints, in one round trip unless there are many.
-    async fn together(&self, session: Session) -> Result<Together, SourceError> {
-        let asked = self.plan.to_ask();
-        let (mut answers, mut outcome, mut clean) = (Vec::with_capacity(asked.len()), None, false);
-        let mut chunks = asked.chunks(self.chunk_len()).peekable();
-        let mut first = true;
-        while let Some(chunk) = chunks.next() {
-            let steps = self.steps(chunk, first, chunks.peek().is_none());
+    /// Everybody in one transaction, in one round trip unless there are many: those who go together without savepoints,
+    /// then the others.
+    async fn shared(&self, form: Form) -> Result<Shared, Failed> {
+        let session = self.session().await.map_err(Failed::Session)?;
+        let (together, apart) = (&self.question.together, &self.question.apart);
+        let mut chunks = together.chunks(self.chunk_len(form)).peekable();
+        let (mut answers, mut outcome, mut clean, mut first) = (Vec::new(), None, false, true);
+        while outcome.is_none() && (first || chunks.peek().is_some()) {
+            let chunk = chunks.next().unwrap_or_default();
+            let last = chunks.peek().is_none();
+            let apart = if last { apart.as_slice() } else { &[] };
+            let texts = Texts::new(self.request, chunk.iter().chain(apart));
+            let steps = self.steps(form, (chunk, apart), &texts, first, last);
             let mut said = fly(&session.client, &steps, FLIGHT_LIMIT).await?.into_iter();
             if first && let Some(pass) = self.opening(&mut said)? {
-                outcome = Some(Together::Opening(pass));
+                outcome = Some(Shared::Opening(pass));
             }
-            for at in chunk {
-                match answer(&mut said) {
-                    Ok(ordinals) => answers.push((*at, ordinals)),
-                    Err(error) if error.is_connection_error() => return Err(error),
-                    Err(_) => outcome = outcome.or(Some(Together::Failed)),
+            if !chunk.is_empty() {
+                match self.many(chunk, &mut said) {
+                    Ok(verdicts) => answers.extend(verdicts),
+                    Err(error) if error.is_connection_error() => return Err(error.into()),
+                    Err(_) => outcome = outcome.or(Some(Shared::Failed)),
+                }
+            }
+            for at in apart {
+                let (answer, _rolled_back) = (answer(&mut said), said.next());
+                match answer {
+                    Err(error) if error.is_connection_error() => return Err(error.into()),
+                    // After an error of those before, it says nothing.
+                    _ if outcome.is_some() => {}
+                    answer => answers.push((*at, self.judged(*at, answer))),
                 }
             }
             let closed: Vec<Said> = said.collect();
             clean = !closed.is_empty() && closed.iter().all(Result::is_ok);
             first = false;
-            if outcome.is_some() {
-                break;
-            }
         }
         if clean || self.close(&session).await {
             self.pool.sessions.put_back(session);
         }
-        Ok(outcome.unwrap_or(Together::Good(answers)))
+        Ok(outcome.unwrap_or(Shared::Good(answers)))
+    }
+
+    fn chunk_len(&self, form: Form) -> usize {
+        let pairs = if form == Form::Joined { JOINED_PAIRS } else { LOOPED_PAIRS };
+        (pairs / self.question.rows.len().max(1)).clamp(1, MANY)
+    }
+
+    fn steps<'b>(
+        &'b self,
+        form: Form,
+        (chunk, apart): (&[usize], &[usize]),
+        texts: &'b Texts<'b>,
+        first: bool,
+        last: bool,
+    ) -> Vec<Step<'b>> {
+        let mut steps = Vec::with_capacity(4 * apart.len() + 6);
+        if first {
+            steps.extend([Step::Begin, self.catalogue()]);
+        }
+        if !chunk.is_empty() {
+            let (claims, subs) = texts.first(chunk.len());
+            // Valid JSON, whoever asks for it: those who are judged are named in the statement.
+            steps.push(self.become_one("{}", "", SHARED_LIMIT_MS));
+            steps.extend(self.question.bound.then(|| self.many_step(form, claims, subs)));
+        }
+        for (claims, sub) in texts.rest(chunk.len()) {
+            steps.extend([
+                Step::Savepoint,
+                self.become_one(claims, sub, CHECK_LIMIT_MS),
+                self.alone(),
+                Step::RollbackTo,
+            ]);
+        }
+        if last {
+            steps.extend([Step::Rollback, Step::Discard]);
+        }
+        steps
+    }
+
+    fn catalogue(&self) -> Step<'_> {
+        let relation = self.request.relation;
+        Step::Catalogue { schema: &relation.schema, table: &relation.table, roles: self.roles }
+    }
+
+    fn become_one<'b>(&'b self, claims: &'b str, sub: &'b str, limit: &'b str) -> Step<'b> {
+        let Question { role, word, .. } = self.question;
+        Step::Become { role, word, claims, sub, limit, table: self.known.table.oid }
+    }
+
+    fn alone(&self) -> Step<'_> {
+        Step::Alone { sql: &self.question.alone, images: &self.question.rows }
+    }
+
+    fn many_step<'b>(&'b self, form: Form, claims: &'b [&'b str], subs: &'b [String]) -> Step<'b> {
+        let Question { role, word, rows: images, joined, looped: (sql, query), .. } = self.question;
+        match joined {
+            Some(sql) if form == Form::Joined => Step::Joined { sql, images, claims, subs, word },
+            _ => Step::Looped { sql, query, images, who: Many { claims, subs, role, word, limit: SHARED_LIMIT_MS } },
+        }
+    }
+
+    /// Reads the answers about many.
+    fn many(
+        &self,
+        chunk: &[usize],
+        said: &mut impl Iterator<Item = Said>,
+    ) -> Result<Vec<(usize, Verdict)>, SourceError> {
+        // All must be taken off the iterator, whatever they are.
+        let (became, rows) = (said.next(), self.question.bound.then(|| said.next()).flatten());
+        let became = became.ok_or(SourceError::Closed)??;
+        if !became.first().ok_or(SourceError::Closed)?.try_get::<_, bool>(ROW_SECURITY_ACTIVE)? {
+            return Ok(chunk.iter().map(|at| (*at, self.question.everything())).collect());
+        }
+        // None: the catalogue said that it isn't active. Everybody is asked alone, then.
+        let rows = rows.ok_or(SourceError::Protocol("row security is active, though nothing says so"))??;
+        let mut seen = vec![Vec::new(); chunk.len()];
+        for row in rows {
+            let who = usize::try_from(row.try_get::<_, i64>(0)? - 1).ok().and_then(|n| seen.get_mut(n));
+            *who.ok_or(SourceError::Protocol("a verdict for nobody"))? = row.try_get(1)?;
+        }
+        Ok(chunk.iter().zip(seen).map(|(at, seen)| (*at, self.question.verdict(&seen))).collect())
     }
 
     /// Everybody under a savepoint of his own.
     async fn one_by_one(&self) -> Result<Pass, SourceError> {
         let waiting = |at| Waiting { at, tries: 0, alone: false };
-        let mut left: Vec<Waiting> = self.plan.to_ask().into_iter().rev().map(waiting).collect();
+        let mut left: Vec<Waiting> = self.everybody().into_iter().rev().map(waiting).collect();
         let mut verdicts = Vec::new();
         while !left.is_empty() {
-            let (session, pass) = match self.open().await {
-                Ok(opened) => opened,
+            let session = match self.session().await {
+                Ok(session) => session,
                 Err(error) => {
                     let left = left.into_iter().map(|waiting| waiting.at).collect();
                     return self.without_session(error, left, verdicts).await;
                 }
+            };
+            let steps = [Step::Begin, self.catalogue()];
+            let pass = match fly(&session.client, &steps, FLIGHT_LIMIT).await {
+                Ok(said) => self.opening(&mut said.into_iter())?,
+                Err(error) => return Err(error),
             };
             let alive = pass.is_some() || self.drain(&session, &mut left, &mut verdicts).await;
             if alive && self.close(&session).await {
@@ -158,23 +282,15 @@ impl Judge<'_> {
                 return Ok(pass);
             }
         }
-        Ok(Pass::Done(self.fill(verdicts)))
-    }
-
-    /// A session with an open transaction, and how the pass ends if the catalogue says so.
-    async fn open(&self) -> Result<(Session, Option<Pass>), SourceError> {
-        let session = self.session().await?;
-        let steps = [Step::Begin, self.catalogue()];
-        let mut said = fly(&session.client, &steps, FLIGHT_LIMIT).await?.into_iter();
-        let pass = self.opening(&mut said)?;
-        Ok((session, pass))
+        Ok(Pass::Done(verdicts))
     }
 
     /// Asks until nobody is left or the connection is lost (false).
     async fn drain(&self, session: &Session, left: &mut Vec<Waiting>, verdicts: &mut Vec<(usize, Verdict)>) -> bool {
+        let limit = (ISOLATED_BYTES / self.question.bytes().max(1)).clamp(1, ISOLATED);
         while let Some(first) = left.pop() {
             let mut few = vec![first];
-            while !first.alone && few.len() < ISOLATED_CHUNK.min(self.chunk_len()) {
+            while !first.alone && few.len() < limit {
                 match left.pop_if(|next| !next.alone) {
                     Some(next) => few.push(next),
                     None => break,
@@ -202,10 +318,15 @@ impl Judge<'_> {
         left: &mut Vec<Waiting>,
         verdicts: &mut Vec<(usize, Verdict)>,
     ) -> bool {
+        let texts = Texts::new(self.request, few.iter().map(|waiting| &waiting.at));
         let mut steps = Vec::with_capacity(4 * few.len());
-        for waiting in few {
-            steps.extend(self.ask(waiting.at, Step::Savepoint).into_iter().flatten());
-            steps.push(Step::RollbackTo);
+        for (claims, sub) in texts.rest(0) {
+            steps.extend([
+                Step::Savepoint,
+                self.become_one(claims, sub, CHECK_LIMIT_MS),
+                self.alone(),
+                Step::RollbackTo,
+            ]);
         }
         let mut said = match fly(&session.client, &steps, FLIGHT_LIMIT).await {
             Ok(said) => said.into_iter(),
@@ -246,45 +367,9 @@ impl Judge<'_> {
         said.is_ok_and(|said| said.iter().all(Result::is_ok))
     }
 
-    fn steps(&self, chunk: &[usize], first: bool, last: bool) -> Vec<Step<'_>> {
-        let mut steps = Vec::with_capacity(3 * chunk.len() + 4);
-        if first {
-            steps.extend([Step::Begin, self.catalogue()]);
-        }
-        steps.extend(chunk.iter().flat_map(|at| self.ask(*at, Step::Reset)).flatten());
-        if last {
-            steps.extend([Step::Rollback, Step::Discard]);
-        }
-        steps
-    }
-
-    fn catalogue(&self) -> Step<'_> {
-        let relation = self.request.relation;
-        Step::Catalogue { schema: &relation.schema, table: &relation.table, roles: self.roles }
-    }
-
-    /// The three steps of one identity.
-    fn ask<'b>(&'b self, at: usize, first: Step<'b>) -> Option<[Step<'b>; 3]> {
-        let (asked, question) = self.plan.asked(at)?;
-        let role = Step::Become {
-            role: &question.role,
-            word: &asked.identity.role,
-            claims: asked.identity.claims.as_json(),
-            sub: &asked.sub,
-            limit: CHECK_LIMIT_MS,
-        };
-        Some([first, role, Step::Verdict { sql: &question.sql, images: &question.rows }])
-    }
-
-    fn chunk_len(&self) -> usize {
-        (CHUNK_BYTES / self.plan.image_bytes().max(1)).clamp(1, CHUNK)
-    }
-
     /// Reads the answers to begin and catalogue: `Some` if the transaction can't be used for verdicts.
     fn opening(&self, said: &mut impl Iterator<Item = Said>) -> Result<Option<Pass>, SourceError> {
-        let rows = said.take(2).collect::<Result<Vec<_>, _>>()?;
-        let row = rows.into_iter().next_back().flatten().ok_or(SourceError::Closed)?;
-        let answer = Answer::from_row(&row)?;
+        let answer = Answer::from_row(&last_row(said, 2)?)?;
         Ok(if !sees_all(&answer.snapshot, self.request.xids)? {
             Some(Pass::NotYet)
         } else if answer.table.as_ref() != Some(&self.known.text) {
@@ -295,53 +380,80 @@ impl Judge<'_> {
     }
 
     fn circuit_opened(&self, at: usize) -> Option<Verdict> {
-        let (asked, _) = self.plan.asked(at)?;
-        let open = self.pool.circuits.is_open(self.request.relation, asked.identity, Instant::now());
+        let (group, who) = (self.question.word.to_owned(), &self.request.identities[at]);
+        let open = self.pool.identities.is_open(self.request.relation, &group, who);
         open.then_some(Verdict::Error(IdentityErrorKind::CircuitOpen))
     }
 
-    /// The verdict of an answer; time-outs are remembered.
+    /// The verdict of an answer; errors are remembered.
     fn judged(&self, at: usize, answer: Result<Ordinals, SourceError>) -> Verdict {
-        let (circuits, relation) = (&self.pool.circuits, self.request.relation);
-        let Some((asked, question)) = self.plan.asked(at) else {
-            return Verdict::Error(IdentityErrorKind::ConnectionLost);
-        };
         match answer {
-            Ok(ordinals) => {
-                circuits.went_well(relation, asked.identity);
-                self.plan.verdict(question, ordinals)
-            }
+            Ok(Some(ordinals)) => self.question.verdict(&ordinals),
+            Ok(None) => self.question.everything(),
             Err(error) => {
                 let kind = error_kind(&error);
-                if kind == IdentityErrorKind::TimedOut {
-                    circuits.timed_out(relation, asked.identity, Instant::now());
+                let (relation, group) = (self.request.relation, self.question.word.to_owned());
+                let (who, standing, now) = (&self.request.identities[at], &self.pool.identities, Instant::now());
+                match kind {
+                    IdentityErrorKind::TimedOut => standing.timed_out(relation, &group, who, now),
+                    _ => standing.raised(relation, &group, who, now),
                 }
                 Verdict::Error(kind)
             }
         }
     }
+}
 
-    /// All verdicts in the request's order: those that needed no question, and these.
-    pub(super) fn fill(&self, answered: Vec<(usize, Verdict)>) -> Vec<Verdict> {
-        let fixed = |entry: &Entry<'_>| match entry {
-            Entry::Fixed(verdict) => verdict.clone(),
-            Entry::Ask(_) => Verdict::Error(IdentityErrorKind::ConnectionLost),
-        };
-        let mut verdicts: Vec<Verdict> = self.plan.entries.iter().map(fixed).collect();
-        for (at, verdict) in answered {
-            verdicts[at] = verdict;
-        }
-        verdicts
+/// Why [`Judge::shared`] has no answer.
+enum Failed {
+    /// No connection as the project's login.
+    Session(SourceError),
+    Check(SourceError),
+}
+
+impl From<SourceError> for Failed {
+    fn from(error: SourceError) -> Self {
+        Self::Check(error)
     }
 }
 
-/// Reads the three answers of one identity: its first error, or its verdict.
-fn answer(said: &mut impl Iterator<Item = Said>) -> Result<Ordinals, SourceError> {
+/// Claims and `sub` of some identities, in order.
+struct Texts<'a> {
+    claims: Vec<&'a str>,
+    subs: Vec<String>,
+}
+
+impl<'a> Texts<'a> {
+    fn new<'n>(request: &CheckRequest<'a>, who: impl Iterator<Item = &'n usize>) -> Self {
+        let identities: Vec<&'a Identity> = who.map(|at| &request.identities[*at]).collect();
+        let claims = identities.iter().map(|identity| identity.claims.as_json()).collect();
+        Self { claims, subs: identities.into_iter().map(subject).collect() }
+    }
+
+    fn first(&self, n: usize) -> (&[&'a str], &[String]) {
+        (&self.claims[..n], &self.subs[..n])
+    }
+
+    fn rest(&self, from: usize) -> impl Iterator<Item = (&str, &str)> {
+        self.claims[from..].iter().copied().zip(self.subs[from..].iter().map(String::as_str))
+    }
+}
+
+/// Reads the answers to savepoint, become and the question: the first error, or the verdict.
+pub(super) fn answer(said: &mut impl Iterator<Item = Said>) -> Result<Ordinals, SourceError> {
     // All three must be taken off the iterator, whatever they are.
     let said: Vec<Said> = said.take(3).collect();
+    let [_, became, seen] =
+        <[_; 3]>::try_from(said.into_iter().collect::<Result<Vec<_>, _>>()?).map_err(|_| SourceError::Closed)?;
+    let (became, seen) = (became.first().ok_or(SourceError::Closed)?, seen.first().ok_or(SourceError::Closed)?);
+    Ok(if became.try_get::<_, bool>(ROW_SECURITY_ACTIVE)? { Some(seen.try_get(0)?) } else { None })
+}
+
+/// The only row of the last of some answers, or the first error.
+fn last_row(said: &mut impl Iterator<Item = Said>, answers: usize) -> Result<tokio_postgres::Row, SourceError> {
+    let said: Vec<Said> = said.take(answers).collect();
     let rows = said.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let row = rows.into_iter().next_back().flatten().ok_or(SourceError::Closed)?;
-    Ok(row.try_get(0)?)
+    rows.into_iter().next_back().and_then(|rows| rows.into_iter().next()).ok_or(SourceError::Closed)
 }
 
 fn may_succeed_again(error: &SourceError) -> bool {
@@ -352,7 +464,7 @@ fn may_succeed_again(error: &SourceError) -> bool {
     }
 }
 
-fn error_kind(error: &SourceError) -> IdentityErrorKind {
+pub(super) fn error_kind(error: &SourceError) -> IdentityErrorKind {
     if matches!(error, SourceError::Timeout { .. }) {
         return IdentityErrorKind::TimedOut;
     }

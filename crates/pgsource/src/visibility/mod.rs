@@ -7,6 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use aura_domain::{Claims, Image, ProjectId, Relation};
+use futures_util::future::try_join_all;
 use secrecy::SecretString;
 use tokio::time::Instant;
 use tokio_postgres::error::SqlState;
@@ -25,19 +26,21 @@ mod flight;
 mod judge;
 mod own;
 mod plan;
+mod probe;
 mod sessions;
 mod snapshot;
+mod standing;
 mod statement;
 
 pub use compile::{CompileError, Subscriber};
 pub use conditions::Tenant;
 
-use circuit::Circuits;
 use judge::{Judge, Pass};
 use own::{Known, OwnLogin};
-use plan::Plan;
+use plan::{Identities, Plan};
 use sessions::Sessions;
 use snapshot::Snapshot;
+use standing::Standing;
 
 /// How long a batch waits for its transactions to become visible; then the caller tries again.
 const VISIBLE_LIMIT: Duration = Duration::from_secs(10);
@@ -50,9 +53,12 @@ const LOCKED_WAIT: Duration = Duration::from_millis(500);
 /// All visibility checks of one source.
 pub struct VisibilityPool {
     own: OwnLogin,
-    sessions: Sessions,
-    circuits: Circuits,
+    /// Shared with the probes that nobody waits for.
+    sessions: Arc<Sessions>,
     conditions: conditions::Memory,
+    identities: Arc<Identities>,
+    /// Database roles whose policies can't be asked for many at once, though they could be written so.
+    forms: Standing<String, ()>,
 }
 
 /// Whose eyes a row is seen with. Two are the same if both parts are.
@@ -143,8 +149,9 @@ impl VisibilityPool {
         let sessions = Sessions::new(source.clone(), sockets.clone(), max_connections);
         Self {
             own: OwnLogin::new(source, sockets, application_name),
-            sessions,
-            circuits: Circuits::default(),
+            sessions: Arc::new(sessions),
+            identities: Arc::default(),
+            forms: Standing::default(),
             conditions: conditions::Memory::default(),
         }
     }
@@ -211,26 +218,28 @@ impl VisibilityPool {
         if !needs_policies(request, &known.table) {
             return Ok(Next::Outcome(by_catalogue(request, &known.table)));
         }
-        let plan = Plan::new(request, &known.table, &self.circuits);
-        let outcome = |verdicts| found(&known.table, true, verdicts, plan.unjudgeable());
-        let judge = Judge { pool: self, request, roles, known, plan: &plan };
-        if plan.to_ask().is_empty() {
-            // Nobody's policies have a say.
-            let verdicts = judge.fill(Vec::new());
-            return Ok(if confirmed {
-                Next::Outcome(outcome(verdicts))
-            } else {
-                Next::Look(self.read(request, roles, wait).await?)
-            });
+        let plan = Plan::new(request, &known.table, &self.identities);
+        plan.questions.iter().for_each(|question| probe::start(self, request, &known.table, question));
+        let asked = plan.questions.iter().filter(|question| question.asks());
+        let judge = |question| Judge { pool: self, request, roles, known, question };
+        let passes = try_join_all(asked.map(|question| async move { judge(question).run().await })).await?;
+        // Nobody's policies had a say, so the catalogue was read by nobody.
+        if passes.is_empty() && !confirmed {
+            return Ok(Next::Look(self.read(request, roles, wait).await?));
         }
-        Ok(match judge.run().await? {
-            Pass::Done(verdicts) => Next::Outcome(outcome(verdicts)),
-            Pass::NotYet => {
-                wait.pause().await?;
-                Next::Look(Look { known: self.own.known(request.relation), confirmed: false })
+        let mut answered = Vec::new();
+        for pass in passes {
+            match pass {
+                Pass::Done(verdicts) => answered.extend(verdicts),
+                Pass::NotYet => {
+                    wait.pause().await?;
+                    return Ok(Next::Look(Look { known: self.own.known(request.relation), confirmed: false }));
+                }
+                Pass::Changed(text) => return Ok(Next::Look(self.look(request.relation, text).await?)),
             }
-            Pass::Changed(text) => Next::Look(self.look(request.relation, text).await?),
-        })
+        }
+        let unjudgeable = plan.unjudgeable();
+        Ok(Next::Outcome(found(&known.table, true, plan.fill(answered), unjudgeable)))
     }
 
     /// Reads the catalogue on our own login, in a snapshot that sees every transaction of the batch.

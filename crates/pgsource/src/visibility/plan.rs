@@ -2,139 +2,197 @@
 
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
-use super::{CheckRequest, Identity, IdentityErrorKind, Verdict, circuit::Circuits, statement};
+use super::{
+    CheckRequest, Identity, IdentityErrorKind, Verdict,
+    standing::{Ask, Standing},
+    statement,
+};
 use crate::{
-    catalog::{RoleAccess, TableCatalog},
+    catalog::{Effective, RoleAccess, TableCatalog},
     roles::{SERVICE_ROLE, allowed_role},
 };
 
+/// Standing of identities; the circuit of a role word opens for all that have it.
+pub(super) type Identities = Standing<Identity, String>;
+
 /// The plan of one check against one catalogue state.
 pub(super) struct Plan<'a> {
-    /// One per identity of the request.
-    pub(super) entries: Vec<Entry<'a>>,
-    questions: Vec<Question>,
-    images: usize,
-}
-
-/// One identity.
-pub(super) enum Entry<'a> {
-    /// Nothing to ask.
-    Fixed(Verdict),
-    /// To be asked in the database.
-    Ask(Asked<'a>),
-}
-
-/// An identity to be asked.
-pub(super) struct Asked<'a> {
-    pub(super) identity: &'a Identity,
-    /// The claim of that name, empty if it isn't a text.
-    pub(super) sub: String,
-    question: usize,
+    /// One per identity of the request; `None`: somebody's question tells.
+    verdicts: Vec<Option<Verdict>>,
+    /// One per role that must be asked.
+    pub(super) questions: Vec<Question<'a>>,
 }
 
 /// What all identities of one role are asked.
-pub(super) struct Question {
+pub(super) struct Question<'a> {
     /// Database role.
     pub(super) role: String,
-    /// The statement.
-    pub(super) sql: String,
-    /// The images that can be judged, as text of the row type.
+    /// Role word of the tokens.
+    pub(super) word: &'a str,
+    /// Whether the policies have a say, as far as the catalogue says. If not, they aren't even planned: that would
+    /// evaluate parts of them.
+    pub(super) bound: bool,
+    /// For many at once, if the policies allow that.
+    pub(super) joined: Option<String>,
+    /// For many, one after the other; and what is run for each.
+    pub(super) looped: (String, String),
+    /// For one.
+    pub(super) alone: String,
+    /// The distinct images that can be judged, as text of the row type.
     pub(super) rows: Vec<String>,
-    /// Their indexes in the request.
-    indexes: Vec<usize>,
+    /// Which of [`Self::rows`] each image of the request is; `None`: it lacks a column that the policies read.
+    row_of: Vec<Option<usize>>,
     access: Arc<RoleAccess>,
+    /// Identities asked together, by their index in the request.
+    pub(super) together: Vec<usize>,
+    /// Those asked under a savepoint each.
+    pub(super) apart: Vec<usize>,
+    /// Those not asked, for whom somebody must find out whether they can be.
+    pub(super) probes: Vec<usize>,
 }
 
 impl<'a> Plan<'a> {
-    pub(super) fn new(request: &CheckRequest<'a>, table: &TableCatalog, circuits: &Circuits) -> Self {
-        let mut plan = Self { entries: Vec::new(), questions: Vec::new(), images: request.images.len() };
-        let mut by_word: HashMap<&str, RolePlan> = HashMap::new();
-        for identity in request.identities {
-            let role = by_word.entry(&identity.role).or_insert_with(|| plan.role(request, table, &identity.role));
-            let entry = match role {
-                RolePlan::Fixed(verdict) => Entry::Fixed(verdict.clone()),
-                RolePlan::Ask(_) if circuits.is_open(request.relation, identity, Instant::now()) => {
-                    Entry::Fixed(Verdict::Error(IdentityErrorKind::CircuitOpen))
-                }
-                RolePlan::Ask(question) => Entry::Ask(Asked { identity, sub: subject(identity), question: *question }),
-            };
-            plan.entries.push(entry);
+    pub(super) fn new(request: &CheckRequest<'a>, table: &TableCatalog, standing: &Identities) -> Self {
+        let verdicts = vec![None; request.identities.len()];
+        let mut plan = Self { verdicts, questions: Vec::new() };
+        let mut by_word: HashMap<&'a str, Vec<usize>> = HashMap::new();
+        for (n, identity) in request.identities.iter().enumerate() {
+            by_word.entry(&identity.role).or_default().push(n);
+        }
+        for (word, members) in by_word {
+            match Question::new(request, table, word) {
+                Ok(question) => plan.ask(request, question, &members, standing),
+                Err(verdict) => members.into_iter().for_each(|n| plan.verdicts[n] = Some(verdict.clone())),
+            }
         }
         plan
     }
 
-    /// Indexes of the identities that must be asked.
-    pub(super) fn to_ask(&self) -> Vec<usize> {
-        let ask = |(n, entry): (usize, &Entry<'_>)| matches!(entry, Entry::Ask(_)).then_some(n);
-        self.entries.iter().enumerate().filter_map(ask).collect()
-    }
-
-    pub(super) fn asked(&self, at: usize) -> Option<(&Asked<'a>, &Question)> {
-        match self.entries.get(at)? {
-            Entry::Ask(asked) => Some((asked, self.questions.get(asked.question)?)),
-            Entry::Fixed(_) => None,
-        }
-    }
-
-    /// The verdict from the statement's answer: ordinals from 1 of the visible rows, `None` = row security doesn't
-    /// apply.
-    pub(super) fn verdict(&self, question: &Question, ordinals: Option<Vec<i64>>) -> Verdict {
-        let Some(ordinals) = ordinals else { return decided(&question.access, vec![true; self.images]) };
-        let mut visible = vec![false; self.images];
-        for ordinal in ordinals {
-            let row = usize::try_from(ordinal - 1).ok().and_then(|row| question.indexes.get(row));
-            if let Some(seen) = row.and_then(|index| visible.get_mut(*index)) {
-                *seen = true;
+    fn ask(
+        &mut self,
+        request: &CheckRequest<'a>,
+        mut question: Question<'a>,
+        members: &[usize],
+        standing: &Identities,
+    ) {
+        let who = members.iter().map(|n| &request.identities[*n]);
+        let asks = standing.how(request.relation, &question.word.to_owned(), who, Instant::now());
+        for (n, ask) in members.iter().zip(asks) {
+            match ask {
+                Ask::Together => question.together.push(*n),
+                Ask::Apart => question.apart.push(*n),
+                Ask::Not { probe } => {
+                    self.verdicts[*n] = Some(Verdict::Error(IdentityErrorKind::CircuitOpen));
+                    question.probes.extend(probe.then_some(*n));
+                }
             }
         }
-        decided(&question.access, visible)
-    }
-
-    /// Bytes of images that one identity's statement carries, at most.
-    pub(super) fn image_bytes(&self) -> usize {
-        let bytes = |question: &Question| question.rows.iter().map(String::len).sum();
-        self.questions.iter().map(bytes).max().unwrap_or(0)
+        self.questions.push(question);
     }
 
     /// (identity, image) pairs that are denied since the image lacks a column that the policies read (R-RLS-4).
     pub(super) fn unjudgeable(&self) -> usize {
-        let missing = |at: usize| self.asked(at).map_or(0, |(_, question)| self.images - question.rows.len());
-        self.to_ask().into_iter().map(missing).sum()
+        let missing = |question: &Question<'_>| {
+            question.row_of.iter().filter(|row| row.is_none()).count()
+                * (question.together.len() + question.apart.len())
+        };
+        self.questions.iter().map(missing).sum()
     }
 
-    fn role(&mut self, request: &CheckRequest<'_>, table: &TableCatalog, word: &str) -> RolePlan {
-        let role = match by_privilege(request, table, word) {
-            Ok(role) => role,
-            Err(verdict) => return RolePlan::Fixed(verdict),
-        };
-        let (Some(access), Some(using)) = (table.access(&role), table.effective(&role)) else {
-            return RolePlan::Fixed(Verdict::Error(IdentityErrorKind::UnknownRole));
-        };
-        let (mut rows, mut indexes) = (Vec::new(), Vec::new());
-        for (n, image) in request.images.iter().enumerate() {
-            if let Some(row) = statement::row_text(image, table, using) {
-                rows.push(row);
-                indexes.push(n);
-            }
+    /// All verdicts in the request's order: those that needed no question, and these.
+    pub(super) fn fill(self, answered: impl IntoIterator<Item = (usize, Verdict)>) -> Vec<Verdict> {
+        let mut verdicts = self.verdicts;
+        for (at, verdict) in answered {
+            verdicts[at] = Some(verdict);
         }
-        let (sql, access) = (statement::verdicts(table, using), Arc::clone(access));
-        self.questions.push(Question { role, sql, rows, indexes, access });
-        RolePlan::Ask(self.questions.len() - 1)
+        // Nobody is left without: but an error is never "allowed".
+        verdicts
+            .into_iter()
+            .map(|verdict| verdict.unwrap_or(Verdict::Error(IdentityErrorKind::ConnectionLost)))
+            .collect()
     }
 }
 
-/// PostgREST's old `request.jwt.claim.sub`.
-fn subject(identity: &Identity) -> String {
+impl<'a> Question<'a> {
+    /// Or the verdict of everybody who has the role word.
+    fn new(request: &CheckRequest<'a>, table: &TableCatalog, word: &'a str) -> Result<Self, Verdict> {
+        let role = by_privilege(request, table, word)?;
+        let (Some(access), Some(using)) = (table.access(&role), table.effective(&role)) else {
+            return Err(Verdict::Error(IdentityErrorKind::UnknownRole));
+        };
+        if using.system_columns && using.bound {
+            return Err(Verdict::Error(IdentityErrorKind::NotJudgeable));
+        }
+        let (rows, row_of) = distinct(request, table, using);
+        let joined = using.hoisted.as_ref().and_then(|hoisted| statement::joined(table, using, hoisted));
+        let (together, apart, probes) = Default::default();
+        Ok(Self {
+            looped: (statement::looped(table), statement::query(table, using)),
+            alone: statement::alone(table, using),
+            access: Arc::clone(access),
+            bound: using.bound,
+            role,
+            word,
+            joined,
+            rows,
+            row_of,
+            together,
+            apart,
+            probes,
+        })
+    }
+
+    /// Whether there is anybody to ask.
+    pub(super) fn asks(&self) -> bool {
+        !self.together.is_empty() || !self.apart.is_empty()
+    }
+
+    /// The verdict from a statement's answer: ordinals from 1 of the visible rows.
+    pub(super) fn verdict(&self, ordinals: &[i64]) -> Verdict {
+        let mut seen = vec![false; self.rows.len()];
+        for ordinal in ordinals {
+            let row = usize::try_from(*ordinal - 1).ok().and_then(|row| seen.get_mut(row));
+            if let Some(row) = row {
+                *row = true;
+            }
+        }
+        decided(&self.access, self.row_of.iter().map(|row| row.is_some_and(|row| seen[row])).collect())
+    }
+
+    /// Row security doesn't bind the role.
+    pub(super) fn everything(&self) -> Verdict {
+        decided(&self.access, vec![true; self.row_of.len()])
+    }
+
+    /// Bytes of images that a statement carries.
+    pub(super) fn bytes(&self) -> usize {
+        self.rows.iter().map(String::len).sum()
+    }
+}
+
+/// The images by what the policies read of them: the distinct ones, and which one each is.
+fn distinct(request: &CheckRequest<'_>, table: &TableCatalog, using: &Effective) -> (Vec<String>, Vec<Option<usize>>) {
+    let mut numbers: HashMap<String, usize> = HashMap::new();
+    let row_of = request.images.iter().map(|image| {
+        let text = statement::row_text(image, table, using)?;
+        let next = numbers.len();
+        Some(*numbers.entry(text).or_insert(next))
+    });
+    let row_of = row_of.collect();
+    let mut rows = vec![String::new(); numbers.len()];
+    for (text, n) in numbers {
+        rows[n] = text;
+    }
+    (rows, row_of)
+}
+
+/// PostgREST's old `request.jwt.claim.sub`: empty if it isn't a text.
+pub(super) fn subject(identity: &Identity) -> String {
     #[derive(serde::Deserialize)]
     struct Subject {
         sub: String,
     }
     serde_json::from_str(identity.claims.as_json()).map_or_else(|_| String::new(), |Subject { sub }| sub)
-}
-
-enum RolePlan {
-    Fixed(Verdict),
-    Ask(usize),
 }
 
 /// Verdicts where no policy has a say: row security is off.

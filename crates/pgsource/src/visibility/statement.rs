@@ -1,9 +1,12 @@
-//! The SQL that judges images. The images travel once per identity, as the text form of the table's row type; nothing of
-//! ours has a name that a policy could capture.
+//! The SQL that judges images. They travel as text of the table's row type; nothing of ours has a name that a policy
+//! could capture.
 
 use aura_domain::{Image, Relation, Value, quote_ident};
 
-use crate::catalog::{Effective, TableCatalog};
+use crate::{
+    catalog::{Effective, TableCatalog},
+    hoist::{CLAIMS, Hoisted, PREFIX, SUBJECT, WORD},
+};
 
 /// Opens the check's transaction: one snapshot for all of it, nothing can be written.
 pub(super) const BEGIN: &str = "begin isolation level repeatable read, read only";
@@ -11,7 +14,7 @@ pub(super) const BEGIN: &str = "begin isolation level repeatable read, read only
 pub(super) const ROLLBACK: &str = "rollback";
 /// Must be a message of its own.
 pub(super) const DISCARD: &str = "discard all";
-/// Takes back settings that the identity before left in this transaction.
+/// Takes back settings that what was asked before left in this transaction.
 pub(super) const RESET: &str = "reset all";
 /// An identity of its own, when one raised an error (R-RLS-6).
 pub(super) const SAVEPOINT: &str = "savepoint _aura";
@@ -19,11 +22,13 @@ pub(super) const SAVEPOINT: &str = "savepoint _aura";
 pub(super) const ROLLBACK_TO: &str = "rollback to savepoint _aura";
 
 /// Becomes an identity, before anything of the policy is planned: planning evaluates stable parts of it (R-RLS-5).
-/// Parameters: role, claims, role word, `sub`, time limit. What only PostgREST sets has a harmless value, so that
-/// policies that ask for it don't fail. `set_config` is evaluated from left to right.
+/// Parameters: role, claims, role word, `sub`, time limit, the table's oid. What only PostgREST sets has a harmless value,
+/// so that policies that ask for it don't fail. The list is evaluated from left to right: the last column says whether
+/// row security applies to the role (R-RLS-2: not with BYPASSRLS, nor to the owner without FORCE).
 pub(super) const BECOME: &str = "select pg_catalog.set_config('role', $1, true), \
      pg_catalog.set_config('search_path', '', true), \
      pg_catalog.set_config('row_security', 'on', true), \
+     pg_catalog.set_config('jit', 'off', true), \
      pg_catalog.set_config('statement_timeout', $5, true), \
      pg_catalog.set_config('request.jwt.claims', $2, true), \
      pg_catalog.set_config('request.jwt.claim.role', $3, true), \
@@ -31,40 +36,87 @@ pub(super) const BECOME: &str = "select pg_catalog.set_config('role', $1, true),
      pg_catalog.set_config('request.headers', '{}', true), \
      pg_catalog.set_config('request.cookies', '{}', true), \
      pg_catalog.set_config('request.method', 'GET', true), \
-     pg_catalog.set_config('request.path', '', true)";
+     pg_catalog.set_config('request.path', '', true), \
+     pg_catalog.row_security_active($6)";
+/// Column of [`BECOME`]'s answer that says whether row security applies.
+pub(super) const ROW_SECURITY_ACTIVE: usize = 12;
 
-/// Asks for the ordinals (from 1) of the visible images of `$1`, a text array; null when row security doesn't apply to
-/// the role (BYPASSRLS, owner without FORCE), so that it sees all (R-RLS-2).
-///
-/// The policy's text prints columns bare, and inside sub-selects qualified by the table's name: that is the alias. A
-/// whole-row reference needs the row type, so each image is cast and unnested by itself.
-pub(super) fn verdicts(table: &TableCatalog, using: &Effective) -> String {
-    let Relation { schema, table: name } = &table.relation;
-    let expression = using.expression.as_deref().unwrap_or("false");
+/// Asks for the visible images of several identities, one after the other, by the function that bootstrap made: it does
+/// for each what [`BECOME`] does. Parameters: see there.
+pub(super) fn looped(table: &TableCatalog) -> String {
+    let rows = row_type(table);
     format!(
-        "select case when pg_catalog.row_security_active({oid}::pg_catalog.oid) then array(\
-         select _aura_o._aura_n from pg_catalog.unnest($1::pg_catalog.text[]) with ordinality as _aura_o (_aura_i, _aura_n) \
-         where exists (select 1 from pg_catalog.unnest(array[_aura_o._aura_i::{row}]) as {alias} \
-         where ({expression}))) end",
-        oid = table.oid,
-        row = format_args!("{}.{}", schema.quoted(), name.quoted()),
-        alias = quote_ident(name),
+        "select _aura_r.who, _aura_r.seen from aura.judge($1, $2::pg_catalog.text[]::{rows}[], $3, $4, $5, $6, $7) as _aura_r"
     )
 }
 
-/// The image as the text form of the table's row type. `None` when a column that the policies read is missing: then it
-/// can't be judged (R-RLS-4). Other missing ones are null.
+/// What [`looped`] runs per identity: ordinals (from 1) of the visible ones of `$1`, an array of the row type.
+pub(super) fn query(table: &TableCatalog, using: &Effective) -> String {
+    visible(table, using, "$1")
+}
+
+/// The same for one identity, of `$1`, a text array.
+pub(super) fn alone(table: &TableCatalog, using: &Effective) -> String {
+    visible(table, using, &format!("$1::pg_catalog.text[]::{}[]", row_type(table)))
+}
+
+/// The policy's text prints columns bare, and inside sub-selects qualified by the table's name: that is the alias. A
+/// whole-row reference needs the row type, which `with ordinality` would change: so the ordinals are counted.
+fn visible(table: &TableCatalog, using: &Effective, images: &str) -> String {
+    let expression = using.expression.as_deref().unwrap_or("false");
+    format!(
+        "select array(select _aura_s._aura_n from (\
+         select pg_catalog.row_number() over () as _aura_n, ({expression}) as _aura_ok \
+         from pg_catalog.unnest({images}) as {alias}) as _aura_s where _aura_s._aura_ok)",
+        alias = quote_ident(&table.relation.table),
+    )
+}
+
+/// Asks for the visible images of many identities in one statement: rows of (ordinal of the identity, ordinals of its
+/// images). Parameters: images, claims, `sub` claims, role word. `None` if a name of the table is one of ours.
+pub(super) fn joined(table: &TableCatalog, using: &Effective, hoisted: &Hoisted) -> Option<String> {
+    let name = &table.relation.table;
+    let ours = |name: &str| name.starts_with(PREFIX);
+    if ours(name) || table.columns.iter().any(|column| ours(&column.name)) {
+        return None;
+    }
+    let alias = quote_ident(name);
+    let columns = using.columns.iter().map(|n| format!(", {alias}.{}", quote_ident(&table.columns[*n].name)));
+    let keys = hoisted.keys.iter().enumerate().map(|(n, key)| format!(", ({key}) as _aura_k{n}"));
+    Some(format!(
+        "with {alias} as materialized (select pg_catalog.row_number() over () as _aura_n{columns} \
+         from pg_catalog.unnest($1::pg_catalog.text[]::{rows}[]) as {alias}), \
+         _aura_c as materialized (select _aura_i{keys} \
+         from pg_catalog.unnest($2::pg_catalog.text[], $3::pg_catalog.text[]) with ordinality \
+         as _aura_j ({CLAIMS}, {SUBJECT}, _aura_i), (select $4::pg_catalog.text) as _aura_w ({WORD})) \
+         select _aura_c._aura_i, pg_catalog.array_agg({alias}._aura_n) from _aura_c, {alias} \
+         where ({expression}) group by _aura_c._aura_i",
+        columns = columns.collect::<String>(),
+        keys = keys.collect::<String>(),
+        rows = row_type(table),
+        expression = hoisted.expression,
+    ))
+}
+
+fn row_type(table: &TableCatalog) -> String {
+    let Relation { schema, table } = &table.relation;
+    format!("{}.{}", schema.quoted(), table.quoted())
+}
+
+/// What of an image the policies read, as the text form of the table's row type: images that are equal in it have one
+/// verdict. `None` when a column that the policies read is missing: then the image can't be judged (R-RLS-4). Nor without
+/// a domain's value, whoever reads it: the domain may not allow null.
 pub(super) fn row_text(image: &Image, table: &TableCatalog, using: &Effective) -> Option<String> {
     let mut text = String::from("(");
     for (n, column) in table.columns.iter().enumerate() {
         if n > 0 {
             text.push(',');
         }
+        let needed = using.columns.contains(&n) || column.ty.oid != column.ty.base_oid;
         match image.get(&column.name) {
-            Some(Value::Text(value)) => push_quoted(&mut text, value),
-            Some(Value::Null) => {}
-            Some(Value::Unchanged) | None if using.columns.contains(&n) => return None,
-            Some(Value::Unchanged) | None => {}
+            Some(Value::Unchanged) | None if needed => return None,
+            Some(Value::Text(value)) if needed => push_quoted(&mut text, value),
+            _ => {}
         }
     }
     text.push(')');
