@@ -262,7 +262,10 @@ mod tests {
     fn r_rls_2_each_restrictive_must_hold_and_one_permissive() {
         let all = [A, B, C, D].join(",");
         let expression = |applying| table(&all, applying).effective("r").and_then(|it| it.expression.clone());
-        assert_eq!(expression("10,11,12,13").as_deref(), Some("CASE WHEN (c) THEN (CASE WHEN (f(t.*)) THEN ((a) OR (b)) END) END"));
+        assert_eq!(
+            expression("10,11,12,13").as_deref(),
+            Some("CASE WHEN (c) THEN (CASE WHEN (f(t.*)) THEN ((a) OR (b)) END) END")
+        );
         assert_eq!(expression("10").as_deref(), Some("(a)"));
         assert_eq!(expression("12"), None, "restrictive policies alone let nobody read");
         assert_eq!(expression(""), None);

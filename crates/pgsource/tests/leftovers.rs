@@ -62,12 +62,12 @@ const LEFT: &[&str] = &[
 const FRESH: &str = "create function shop.fresh(next_check bool) returns bool language plpgsql as $$
     declare found text; begin
         select string_agg(name || '=' || setting, ', ') into found from pg_catalog.pg_settings
-            where source = 'session' and name not in ('role', 'search_path', 'row_security', 'statement_timeout',
+            where source = 'session' and name not in ('role', 'search_path', 'row_security', 'statement_timeout', 'jit',
                 'transaction_isolation', 'transaction_read_only', 'transaction_deferrable');
         if found is not null then return false; end if;
         if coalesce(current_setting('shop.mark', true), '') <> '' then return false; end if;
         if coalesce(current_setting('request.jwt.claim', true), '') <> '' then return false; end if;
-        if current_setting('statement_timeout') <> '2s' then return false; end if;
+        if current_setting('statement_timeout') not in ('1s', '2s') then return false; end if;
         if current_setting('row_security') <> 'on' then return false; end if;
         if current_setting('search_path') <> '' then return false; end if;
         if current_setting('transaction_read_only') <> 'on' then return false; end if;

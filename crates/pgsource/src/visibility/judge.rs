@@ -36,8 +36,8 @@ const TRIES: usize = 3;
 
 /// How a role's transaction ended.
 pub(super) enum Pass {
-    /// Every identity that was to be asked has its verdict.
-    Done(Vec<(usize, Verdict)>),
+    /// Every identity that was to be asked has its verdict; how many statements for many failed on the way.
+    Done(Vec<(usize, Verdict)>, usize),
     /// The catalogue is not what the statements were made from; this is it now, `None` if nothing is there.
     Changed(Option<String>),
     /// A transaction of the batch is not visible yet.
@@ -87,6 +87,7 @@ impl Judge<'_> {
         if self.question.joined.is_some() && fit() == Ask::Together {
             form = Form::Joined;
         }
+        let mut failed = 0;
         loop {
             match self.shared(form).await {
                 Ok(Shared::Good(answers)) => {
@@ -94,15 +95,16 @@ impl Judge<'_> {
                         // What was hoisted raised, though the policy doesn't: it must not be tried with every batch.
                         self.pool.forms.raised(self.request.relation, &(), &self.question.role, Instant::now());
                     }
-                    return Ok(Pass::Done(answers));
+                    return Ok(Pass::Done(answers, failed));
                 }
                 Ok(Shared::Opening(pass)) => return Ok(pass),
                 Ok(Shared::Failed) if form == Form::Joined => form = Form::Looped,
-                Ok(Shared::Failed) => return self.one_by_one().await,
+                Ok(Shared::Failed) => return self.one_by_one(failed + 1).await,
                 Err(Failed::Session(error)) => return self.without_session(error, self.everybody(), Vec::new()).await,
-                Err(Failed::Check(error)) if error.is_connection_error() => return self.one_by_one().await,
+                Err(Failed::Check(error)) if error.is_connection_error() => return self.one_by_one(failed + 1).await,
                 Err(Failed::Check(error)) => return Err(error),
             }
+            failed += 1;
         }
     }
 
@@ -127,7 +129,7 @@ impl Judge<'_> {
         self.pool.own.probe().await?;
         tracing::warn!(project = %self.request.project, %error, "a project's visibility login can't connect");
         verdicts.extend(left.into_iter().map(|at| (at, Verdict::Error(IdentityErrorKind::LoginFailed))));
-        Ok(Pass::Done(verdicts))
+        Ok(Pass::Done(verdicts, 0))
     }
 
     /// Everybody in one transaction, in one round trip unless there are many: those who go together without savepoints,
@@ -151,7 +153,12 @@ impl Judge<'_> {
                 match self.many(chunk, &mut said) {
                     Ok(verdicts) => answers.extend(verdicts),
                     Err(error) if error.is_connection_error() => return Err(error.into()),
-                    Err(_) => outcome = outcome.or(Some(Shared::Failed)),
+                    Err(error) => {
+                        // Its text may quote a row, so only the code is told.
+                        tracing::debug!(project = %self.request.project, table = %self.request.relation.table, ?form,
+                            %error, "asking many at once failed");
+                        outcome = outcome.or(Some(Shared::Failed));
+                    }
                 }
             }
             for at in apart {
@@ -255,7 +262,7 @@ impl Judge<'_> {
     }
 
     /// Everybody under a savepoint of his own.
-    async fn one_by_one(&self) -> Result<Pass, SourceError> {
+    async fn one_by_one(&self, failed: usize) -> Result<Pass, SourceError> {
         let waiting = |at| Waiting { at, tries: 0, alone: false };
         let mut left: Vec<Waiting> = self.everybody().into_iter().rev().map(waiting).collect();
         let mut verdicts = Vec::new();
@@ -282,7 +289,7 @@ impl Judge<'_> {
                 return Ok(pass);
             }
         }
-        Ok(Pass::Done(verdicts))
+        Ok(Pass::Done(verdicts, failed))
     }
 
     /// Asks until nobody is left or the connection is lost (false).

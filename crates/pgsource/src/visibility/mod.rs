@@ -104,6 +104,8 @@ pub struct CheckOutcome {
     pub verdicts: Vec<Verdict>,
     /// (identity, image) pairs that were denied since the image lacks a column that a policy reads (R-RLS-4).
     pub unjudgeable: usize,
+    /// Statements for many identities that failed, so that these had to be asked in a way that costs more.
+    pub failed_statements: usize,
 }
 
 /// One identity's verdict.
@@ -227,10 +229,13 @@ impl VisibilityPool {
         if passes.is_empty() && !confirmed {
             return Ok(Next::Look(self.read(request, roles, wait).await?));
         }
-        let mut answered = Vec::new();
+        let (mut answered, mut failed_statements) = (Vec::new(), 0);
         for pass in passes {
             match pass {
-                Pass::Done(verdicts) => answered.extend(verdicts),
+                Pass::Done(verdicts, failed) => {
+                    answered.extend(verdicts);
+                    failed_statements += failed;
+                }
                 Pass::NotYet => {
                     wait.pause().await?;
                     return Ok(Next::Look(Look { known: self.own.known(request.relation), confirmed: false }));
@@ -239,7 +244,8 @@ impl VisibilityPool {
             }
         }
         let unjudgeable = plan.unjudgeable();
-        Ok(Next::Outcome(found(&known.table, true, plan.fill(answered), unjudgeable)))
+        let outcome = found(&known.table, true, plan.fill(answered));
+        Ok(Next::Outcome(CheckOutcome { unjudgeable, failed_statements, ..outcome }))
     }
 
     /// Reads the catalogue on our own login, in a snapshot that sees every transaction of the batch.
@@ -289,17 +295,17 @@ fn needs_policies(request: &CheckRequest<'_>, table: &TableCatalog) -> bool {
 fn by_catalogue(request: &CheckRequest<'_>, table: &Arc<TableCatalog>) -> CheckOutcome {
     let oid_matches = table.oid == request.registered_oid;
     let verdicts = if oid_matches { plan::without_policies(request, table) } else { replaced(request) };
-    found(table, oid_matches, verdicts, 0)
+    found(table, oid_matches, verdicts)
 }
 
-fn found(table: &Arc<TableCatalog>, oid_matches: bool, verdicts: Vec<Verdict>, unjudgeable: usize) -> CheckOutcome {
-    let row_security = table.row_security_enabled;
-    CheckOutcome { table: Some(Arc::clone(table)), oid_matches, row_security, verdicts, unjudgeable }
+fn found(table: &Arc<TableCatalog>, oid_matches: bool, verdicts: Vec<Verdict>) -> CheckOutcome {
+    let (row_security, table) = (table.row_security_enabled, Some(Arc::clone(table)));
+    CheckOutcome { table, oid_matches, row_security, verdicts, unjudgeable: 0, failed_statements: 0 }
 }
 
 fn gone(request: &CheckRequest<'_>) -> CheckOutcome {
-    let verdicts = replaced(request);
-    CheckOutcome { table: None, oid_matches: false, row_security: false, verdicts, unjudgeable: 0 }
+    let (verdicts, row_security, oid_matches) = (replaced(request), false, false);
+    CheckOutcome { table: None, oid_matches, row_security, verdicts, unjudgeable: 0, failed_statements: 0 }
 }
 
 fn replaced(request: &CheckRequest<'_>) -> Vec<Verdict> {

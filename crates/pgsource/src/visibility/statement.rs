@@ -87,7 +87,7 @@ pub(super) fn joined(table: &TableCatalog, using: &Effective, hoisted: &Hoisted)
         "with {alias} as materialized (select pg_catalog.row_number() over () as _aura_n{columns} \
          from pg_catalog.unnest($1::pg_catalog.text[]::{rows}[]) as {alias}), \
          _aura_c as materialized (select _aura_i{keys} \
-         from pg_catalog.unnest($2::pg_catalog.text[], $3::pg_catalog.text[]) with ordinality \
+         from rows from (pg_catalog.unnest($2::pg_catalog.text[]), pg_catalog.unnest($3::pg_catalog.text[])) with ordinality \
          as _aura_j ({CLAIMS}, {SUBJECT}, _aura_i), (select $4::pg_catalog.text) as _aura_w ({WORD})) \
          select _aura_c._aura_i, pg_catalog.array_agg({alias}._aura_n) from _aura_c, {alias} \
          where ({expression}) group by _aura_c._aura_i",
