@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use aura_domain::{SubIdKey, SubscriptionSpec};
 use aura_wire::control::Subscription;
-use futures_util::future;
+use futures_util::{FutureExt as _, future};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -99,14 +99,33 @@ impl Registration {
     /// Resolves when the engine has not streamed for `limit`.
     pub(crate) fn interrupted(&self, limit: Duration) -> impl Future<Output = Settled> + Send + use<> {
         let mut streaming = self.streaming.clone();
-        self.while_alive(async move {
+        let rejected = self.rejected();
+        let interrupted = async move {
             loop {
                 becomes(&mut streaming, false).await;
                 if timeout(limit, becomes(&mut streaming, true)).await.is_err() {
                     return Settled::Interrupted;
                 }
             }
+        };
+        self.while_alive(async move {
+            tokio::select! {
+                settled = rejected => settled,
+                settled = interrupted => settled,
+            }
         })
+    }
+
+    /// Resolves when a binding that was good is rejected: a column that its filter asks for has another type now.
+    fn rejected(&self) -> impl Future<Output = Settled> + Send + use<> {
+        let is_rejected = |status: &Status| matches!(status, Status::Rejected(_));
+        let all: Vec<_> = self.held.iter().map(|held| decided(held.status(), is_rejected).boxed()).collect();
+        async move {
+            if all.is_empty() {
+                return future::pending().await;
+            }
+            worst(vec![future::select_all(all).await.0])
+        }
     }
 
     /// What follows a registration ends with it, or clients that join and leave would pile it up.

@@ -114,6 +114,21 @@ async fn one_bad_binding_fails_the_whole_set_of_its_channel() {
     assert!(message.starts_with("No subscription params provided."), "{message}");
 }
 
+/// A column that a filter asks for may get another type: the leader then asks for everything and refuses that binding.
+#[tokio::test]
+async fn r_rls_10_a_binding_that_was_good_and_is_refused_later_is_told() {
+    let rig = Rig::start().await;
+    let mut client = rig.connect(Version::V2, "alice").await;
+    client.join("realtime:room", json!([{"table": "t", "filter": "x=eq.word"}])).await;
+    assert_eq!(client.next().await.payload["status"], "ok");
+    assert_eq!(client.next().await.payload["message"], "Subscribed to PostgreSQL");
+    rig.leader.state().exceptions.insert("t".to_owned(), ("invalid input syntax".to_owned(), true));
+    rig.leader.announce(&Announcement::WantSnapshots { source: source(), epoch: Epoch(1), fronts: None }).await;
+    let system = client.next().await.payload;
+    assert_eq!((&system["status"], &system["message"]), (&json!("error"), &json!("invalid input syntax")));
+    rig.leader_has(0).await;
+}
+
 #[tokio::test]
 async fn refusals_have_their_codes() {
     let rig = Rig::start().await;

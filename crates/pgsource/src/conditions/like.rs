@@ -77,7 +77,7 @@ impl Part {
                     (None, Some(_)) => true,
                     (Some(wanted), Some(c)) => *wanted == c,
                 });
-                fits.then(|| chars.as_str())
+                fits.then_some(chars.as_str())
             }
         }
     }
