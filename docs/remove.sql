@@ -24,7 +24,7 @@ begin
     end loop;
 end $$;
 
-drop schema if exists aura cascade;
+drop schema if exists aura, aura_source cascade;
 
 -- Fails, as it should, while policies of yours call auth.uid() and its like. Leave it out where auth is somebody else's.
 drop function auth.uid(), auth.role(), auth.jwt();

@@ -229,5 +229,5 @@ pub(crate) fn schema_word<'a>(project: &Project, schema: &'a str) -> &'a str {
 
 /// `pg_*`, `information_schema`, the platform's own and the source's bootstrap.
 pub(crate) fn is_system(schema: &str) -> bool {
-    schema.starts_with("pg_") || matches!(schema, "information_schema" | "aura" | "auth")
+    schema.starts_with("pg_") || matches!(schema, "information_schema" | "aura" | "aura_source" | "auth")
 }

@@ -150,6 +150,8 @@ struct Facts {
     free_walsenders: i64,
     statistics_hidden: bool,
     foreign_roles: Vec<String>,
+    /// The function with which bootstrap lets policies be judged for many identities at once.
+    judge: bool,
     /// Database of the source's slot; `None` when there is no such slot.
     slot_database: Option<String>,
 }
@@ -162,7 +164,9 @@ const FACTS_SQL: &str = "select r.rolname::text, r.rolsuper, r.rolreplication, c
      array(select p.rolname::text from pg_roles p where p.rolname ~ '^p_[0-9a-f-]{36}_(anon|authenticated)$' \
          and not exists (select from pg_auth_members m join pg_roles l on l.oid = m.member \
              where m.roleid = p.oid and l.rolname ~ '^p_[0-9a-f-]{36}_visibility$') order by 1 limit 5), \
-     (select coalesce(database::text, '') from pg_replication_slots where slot_name = $1::text) \
+     (select coalesce(database::text, '') from pg_replication_slots where slot_name = $1::text), \
+     not exists (select from pg_roles where rolname = 'aura_authenticated') or exists (select from pg_proc p \
+         join pg_namespace n on n.oid = p.pronamespace where n.nspname = 'aura_source' and p.proname = 'judge') \
      from pg_roles r where r.rolname = session_user";
 
 impl Facts {
@@ -178,6 +182,7 @@ impl Facts {
             free_slots: row.try_get(5)?,
             free_walsenders: row.try_get(6)?,
             foreign_roles: row.try_get(7)?,
+            judge: row.try_get(9)?,
             slot_database: row.try_get(8)?,
             statistics_hidden: hidden.try_get(0)?,
         })
@@ -213,6 +218,15 @@ impl Facts {
         found.extend(self.capacity());
         if !self.statistics_hidden {
             found.push(statistics(options.shared));
+        }
+        if !self.judge {
+            let evidence =
+                "aura_source.judge is missing: policies are asked for one identity after the other".to_owned();
+            found.push(Finding::warning(
+                "judge_missing",
+                evidence,
+                "make a project: that bootstraps the source".to_owned(),
+            ));
         }
         if !self.foreign_roles.is_empty() {
             let evidence = format!("no visibility login is a member of {}", self.foreign_roles.join(", "));

@@ -44,12 +44,12 @@ begin
 
     -- Judges images for one identity after the other: they are loaded once, and each identity is become as it is when it
     -- is asked alone (visibility/statement.rs). It runs as its caller, so calling it gives nobody anything.
-    if not exists (select from pg_catalog.pg_namespace where nspname = 'aura') then
-        create schema aura;
+    if not exists (select from pg_catalog.pg_namespace where nspname = 'aura_source') then
+        create schema aura_source;
     end if;
-    if pg_catalog.pg_has_role((select nspowner from pg_catalog.pg_namespace where nspname = 'aura'), 'USAGE') then
-        grant usage on schema aura to aura_anon, aura_authenticated;
-        create or replace function aura.judge(
+    if pg_catalog.pg_has_role((select nspowner from pg_catalog.pg_namespace where nspname = 'aura_source'), 'USAGE') then
+        grant usage on schema aura_source to aura_anon, aura_authenticated;
+        create or replace function aura_source.judge(
             query text, images anyarray, claims text[], subjects text[], role_name text, word text, time_limit text)
         returns table (who int8, seen int8[]) language plpgsql as $judge$
         begin

@@ -9,7 +9,7 @@ select c.oid::int8, n.nspname::text, c.relname::text, c.relkind::text, c.relpers
     (select count(*) from pg_policy p where p.polrelid = c.oid and p.polcmd in ('r', '*') and p.polqual is not null),
     exists (select from pg_index x where x.indrelid = c.oid and x.indisprimary),
     c.relnatts::int8,
-    n.nspname in ('information_schema', 'aura', 'auth') or n.nspname like 'pg\_%',
+    n.nspname in ('information_schema', 'aura', 'aura_source', 'auth') or n.nspname like 'pg\_%',
     case when c.relkind = 'p' then array(
         select json_build_array(l.oid::int8, ln.nspname, l.relname, l.relreplident)::text
         from pg_partition_tree(c.oid) t

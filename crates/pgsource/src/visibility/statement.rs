@@ -46,7 +46,7 @@ pub(super) const ROW_SECURITY_ACTIVE: usize = 12;
 pub(super) fn looped(table: &TableCatalog) -> String {
     let rows = row_type(table);
     format!(
-        "select _aura_r.who, _aura_r.seen from aura.judge($1, $2::pg_catalog.text[]::{rows}[], $3, $4, $5, $6, $7) as _aura_r"
+        "select _aura_r.who, _aura_r.seen from aura_source.judge($1, $2::pg_catalog.text[]::{rows}[], $3, $4, $5, $6, $7) as _aura_r"
     )
 }
 
