@@ -1,6 +1,6 @@
 //! Permission as a parameter (R-SEC-1): a handler gets a project or a table only by extracting the right to it.
 
-use aura_auth::{LiveKey, ProjectRules, Role, Verified, Verifier, peek, token_from_headers};
+use aura_auth::{AuthError, LiveKey, ProjectRules, Role, Verified, Verifier, peek, token_from_headers};
 use aura_domain::{ProjectId, SqlName};
 use aura_kit::Code;
 use aura_store::{KeyRole, Project, ProjectAuth, TableRef};
@@ -146,6 +146,16 @@ impl FromRequestParts<AppState> for ProjectPath {
     }
 }
 
+/// What a token of the project says, whoever holds it; a token of another project's is none.
+pub(crate) async fn verify_user(state: &AppState, project: ProjectId, token: &str) -> Result<Verified> {
+    let refused = |error: AuthError| ApiError::new(Code::InvalidBody, format!("The token is not accepted: {error}."));
+    if peek(token).map_err(refused)?.project_ref.is_some_and(|named| named != project) {
+        return Err(ApiError::new(Code::InvalidBody, "The token is not one of this project."));
+    }
+    let auth = state.store().project_auth(project).await?.ok_or_else(ApiError::project_not_found)?;
+    verify(&auth, token).map_err(refused)
+}
+
 /// Who is asking.
 enum Caller {
     Platform,
@@ -170,7 +180,7 @@ async fn authenticate(headers: &HeaderMap, state: &AppState, wanted: Option<Proj
     Ok(Caller::Project(Box::new(auth.project), verified))
 }
 
-fn verify(auth: &ProjectAuth, token: &str) -> Result<Verified> {
+fn verify(auth: &ProjectAuth, token: &str) -> std::result::Result<Verified, AuthError> {
     let role = |role| match role {
         KeyRole::Anon => aura_auth::KeyRole::Anon,
         KeyRole::ServiceRole => aura_auth::KeyRole::ServiceRole,
@@ -182,7 +192,7 @@ fn verify(auth: &ProjectAuth, token: &str) -> Result<Verified> {
         live_keys: &live_keys,
         audience: auth.project.settings.aud.as_deref(),
     };
-    Ok(Verifier::verify_project(&rules, token)?)
+    Verifier::verify_project(&rules, token)
 }
 
 fn forbidden(needed: &str) -> ApiError {

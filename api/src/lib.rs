@@ -26,7 +26,7 @@ use state::AppState;
 pub struct ApiDeps {
     /// The platform database, migrated.
     pub store: Store,
-    /// The bus, if there is one: toggles and stops work without.
+    /// The bus, if there is one yet (see [`Api::connect`]): toggles and stops work without.
     pub bus: Option<SharedBus>,
     /// Settings.
     pub settings: Settings,
@@ -75,6 +75,11 @@ impl Api {
     pub fn until(mut self, shutdown: &ShutdownHandle) -> Self {
         self.state = self.state.until(shutdown);
         self
+    }
+
+    /// Uses this bus from now on, unless there was one at the start: an api starts and works while its bus is away.
+    pub fn connect(&self, bus: SharedBus) {
+        self.state.set_bus(bus);
     }
 
     /// Every route: `/v1/…`, `/health`, `/ready`, `/metrics`, `/openapi.json`, `/docs`, `/studio`. Served within

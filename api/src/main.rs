@@ -1,9 +1,10 @@
 //! The control plane as a process of its own.
 
-use std::{net::SocketAddr, process::ExitCode, time::Duration};
+use std::{net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Result;
 use aura_api::{Api, ApiDeps, Settings};
+use aura_bus::{NatsBus, NatsOptions};
 use aura_domain::EngineReport;
 use aura_kit::{
     Cap, Component, Configuration, PlatformArgs, PlatformKeyArgs, Problems, ShutdownArgs, ShutdownHandle,
@@ -55,6 +56,9 @@ const BACKGROUND: Duration = Duration::from_secs(5);
 /// Longest time for answers to leave.
 const LEAVE: Duration = Duration::from_millis(500);
 
+/// Between two tries to reach the bus.
+const BUS_AGAIN: Duration = Duration::from_secs(2);
+
 fn main() -> ExitCode {
     aura_kit::run(serve)
 }
@@ -64,7 +68,11 @@ async fn serve(config: Config, shutdown: ShutdownHandle) -> Result<Vec<EngineRep
     let Some(api) = shutdown.unless_triggered(Box::pin(build(&config))).await else { return Ok(vec![]) };
     let api = api?.until(&shutdown);
     let (running, stop) = (api.clone(), shutdown.token());
-    let background = shutdown.spawn("background", async move { running.run(stop).await });
+    let bus = connect(api.clone(), config.platform.nats_url().to_owned());
+    let background = shutdown.spawn("background", async move {
+        let cancelled = stop.clone();
+        tokio::join!(running.run(stop), cancelled.run_until_cancelled(bus));
+    });
     let server = Server::start(listener, api.router(), &shutdown)?;
     shutdown.token().cancelled().await;
     let phases = shutdown.phases();
@@ -72,6 +80,20 @@ async fn serve(config: Config, shutdown: ShutdownHandle) -> Result<Vec<EngineRep
     phases.run("background", Cap::AtMost(BACKGROUND), background).await;
     phases.run("leave", Cap::AtMost(LEAVE), server.close()).await;
     Ok(vec![])
+}
+
+/// Only explanations need the bus, so nobody waits for it.
+async fn connect(api: Api, url: String) {
+    let mut told = false;
+    loop {
+        match NatsBus::connect(NatsOptions::new(url.as_str(), "aura-api")).await {
+            Ok(bus) => return api.connect(Arc::new(bus)),
+            Err(error) if told => tracing::debug!(%error, "the bus is still away"),
+            Err(error) => tracing::warn!(%error, "the bus is away, trying on; all but explanations works without"),
+        }
+        told = true;
+        tokio::time::sleep(BUS_AGAIN).await;
+    }
 }
 
 async fn build(config: &Config) -> Result<Api> {

@@ -1,5 +1,5 @@
 use std::sync::{
-    Arc,
+    Arc, OnceLock,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -24,7 +24,8 @@ pub(crate) struct AppState {
 
 struct Inner {
     store: Store,
-    bus: Option<SharedBus>,
+    /// Set once it is connected.
+    bus: OnceLock<SharedBus>,
     settings: Settings,
     sources: Sources,
     locks: TableLocks,
@@ -44,7 +45,7 @@ impl AppState {
             closer: Closer::default(),
             draining: AtomicBool::new(false),
             store: deps.store,
-            bus: deps.bus,
+            bus: deps.bus.map(OnceLock::from).unwrap_or_default(),
             settings: deps.settings,
         };
         let state = Self { inner: Arc::new(inner), probes: None };
@@ -65,7 +66,12 @@ impl AppState {
     }
 
     pub(crate) fn bus(&self) -> Option<&SharedBus> {
-        self.inner.bus.as_ref()
+        self.inner.bus.get()
+    }
+
+    pub(crate) fn set_bus(&self, bus: SharedBus) {
+        // Whoever is first is as good as the next.
+        let _ = self.inner.bus.set(bus);
     }
 
     pub(crate) fn settings(&self) -> &Settings {

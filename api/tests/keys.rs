@@ -54,7 +54,7 @@ fn alg_none(tenant: &Tenant) -> String {
 
 /// What a key may expect of an operation, by who the operation is for.
 fn expected(path: &str, key: &str, refused: bool) -> StatusCode {
-    let for_service = path.contains("/db/");
+    let for_service = path.contains("/db/") || path.ends_with("/explain");
     match key {
         _ if refused => StatusCode::UNAUTHORIZED,
         "service" if for_service => StatusCode::OK,

@@ -294,6 +294,53 @@ async fn r_reg_7_warnings_name_what_to_look_at() -> Result<()> {
 }
 
 #[tokio::test]
+async fn r_rls_4_a_policy_that_can_t_be_judged_on_the_log_is_warned_of() -> Result<()> {
+    let platform = Platform::start().await?;
+    let tenant = platform.tenant("demo").await?;
+    let schema = format!("\"{}\"", tenant.schema);
+    let sql = "set search_path = SCHEMA; create table guarded (id int primary key, double int generated always as (2 * id) stored);
+         alter table guarded enable row level security; create sequence counter;
+         create function noted() returns bool language plpgsql as 'begin insert into guarded values (1); return true; end';
+         create function looked() returns bool language plpgsql as 'begin return true; end';
+         create policy a_system on guarded for select using (ctid is not null);
+         create policy b_counts on guarded for select using (nextval('counter') > 0);
+         create policy c_notes on guarded using (noted());
+         create policy d_looks on guarded for select using (looked() and id > 0);
+         create policy e_doubles on guarded for select using (double > 2);
+         create policy f_checks on guarded for insert with check (ctid is not null)";
+    platform.sql(&sql.replace("SCHEMA", &schema)).await?;
+    platform.play_worker().await?;
+    let warned = async || {
+        let reply = put(&platform, &tenant, "guarded", true).await?;
+        let warnings = reply.body["warnings"].as_array().cloned().unwrap_or_default();
+        let policies = warnings.iter().filter(|warning| warning["code"] == "policy_not_judgeable");
+        let messages: Vec<_> =
+            policies.map(|warning| warning["message"].as_str().unwrap_or_default().to_owned()).collect();
+        let codes: Vec<_> =
+            warnings.iter().map(|warning| warning["code"].as_str().unwrap_or_default().to_owned()).collect();
+        anyhow::Ok((codes, messages))
+    };
+    let named = |messages: &[String]| {
+        let names: Vec<_> = messages.iter().filter_map(|text| text.split('"').nth(1).map(str::to_owned)).collect();
+        names
+    };
+    let (codes, messages) = warned().await?;
+    assert_eq!(named(&messages), ["a_system", "b_counts", "c_notes"], "{messages:?}");
+    assert!(messages[0].contains("system column") && messages[1].contains("may write"), "{messages:?}");
+    assert!(!codes.contains(&"no_select_privilege".to_owned()), "{codes:?}");
+    // With pgoutput the log has no generated column.
+    platform.sql("select pg_create_logical_replication_slot('aura_cdc_slot', 'pgoutput')").await?;
+    assert_eq!(named(&warned().await?.1), ["a_system", "b_counts", "c_notes", "e_doubles"]);
+    platform.sql("select pg_drop_replication_slot('aura_cdc_slot')").await?;
+    // Nobody but the back end may read it.
+    let revoke = "revoke select on SCHEMA.guarded from public, aura_anon, aura_authenticated, \"p_ID_anon\", \"p_ID_authenticated\"";
+    platform.sql(&revoke.replace("SCHEMA", &schema).replace("ID", &tenant.id.to_string())).await?;
+    let (codes, _) = warned().await?;
+    assert!(codes.contains(&"no_select_privilege".to_owned()), "{codes:?}");
+    platform.stop().await
+}
+
+#[tokio::test]
 async fn the_list_shows_all_tables_by_page_and_filter() -> Result<()> {
     let platform = Platform::start().await?;
     let tenant = platform.tenant("demo").await?;

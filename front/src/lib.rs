@@ -15,6 +15,7 @@ mod socket;
 mod sse;
 mod store_auth;
 mod subscription;
+mod told;
 
 pub use front::{Front, FrontDeps};
 pub use identity::{Authenticator, Identity, TokenError};

@@ -5,6 +5,8 @@ use bytes::Bytes;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
+use crate::told::Told;
+
 /// What waits for a connection; cheap to clone, so that one encoding serves all who get the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Frame {
@@ -42,6 +44,8 @@ pub(crate) struct Outbox {
     queue: Mutex<Queue>,
     ready: Notify,
     limit: usize,
+    /// What its client was told once.
+    pub(crate) told: Told,
 }
 
 #[derive(Debug, Default)]
@@ -62,7 +66,7 @@ pub(crate) struct Batch {
 impl Outbox {
     /// A queue of at most `limit` bytes.
     pub(crate) fn new(limit: usize) -> Self {
-        Self { queue: Mutex::default(), ready: Notify::new(), limit }
+        Self { queue: Mutex::default(), ready: Notify::new(), limit, told: Told::default() }
     }
 
     /// Queues a frame, unless the connection is ending.

@@ -91,6 +91,11 @@ impl ChannelSink {
         encode_system(self.format, &self.topic, &payload.to_string())
     }
 
+    /// Whether this channel is to hear of a table by an error (see [`crate::told`]).
+    pub(crate) fn is_news(&self, table: &[String; 2]) -> bool {
+        self.outbox.told.is_news(&self.topic, table, self.number)
+    }
+
     fn gate(&self) -> MutexGuard<'_, Gate> {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -4,6 +4,7 @@ mod attack;
 mod clients;
 mod dev;
 mod direction;
+mod explain;
 mod force;
 mod joins;
 mod keys;

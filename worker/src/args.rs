@@ -65,6 +65,10 @@ pub struct WorkerArgs {
     /// it, too.
     #[arg(long, env = "CDC_MAX_EVENT_BYTES", default_value = "8MiB", value_parser = bytes)]
     max_event_bytes: usize,
+    /// Recent changes that each engine remembers, to tell why somebody did or did not get one: bytes, or with KiB, MiB, GiB.
+    /// 0 = none.
+    #[arg(long, env = "CDC_EXPLAIN_MEMORY", default_value = "4MiB", value_parser = bytes)]
+    explain_memory: usize,
     /// Where leases are kept; auto is the cluster in a pod that may talk to it, else the platform database.
     #[arg(long, env = "LEASE_BACKEND", default_value = "auto", value_enum)]
     lease_backend: LeaseKind,
@@ -132,6 +136,7 @@ impl WorkerArgs {
             outage_limit: self.outage_limit,
             watchdog_limit: self.watchdog_limit,
             max_event_bytes: self.max_event_bytes,
+            explain_memory: self.explain_memory,
             lease_duration: Duration::from_secs(self.lease_duration_secs),
             pod: self.pod(),
             ..WorkerSettings::default()

@@ -6,6 +6,7 @@ mod conditions;
 mod container;
 mod encode;
 mod engine;
+mod explain;
 mod fronts;
 mod http;
 mod lease;

@@ -4,8 +4,10 @@ use aura_lease::Pod;
 
 use crate::engine::BATCH_BYTES;
 
-/// What a worker needs besides the rows that it holds (R-MEM-9).
+/// What a worker needs besides the rows that it holds (R-MEM-9), what eight engines remember by default included.
 const BESIDES: u64 = 64 << 20;
+/// Recent changes of an engine in bytes: about the last thousand small ones.
+const EXPLAIN_MEMORY: usize = 4 << 20;
 
 /// Signs of life are 1 s apart, and a busy machine makes them late.
 const SHORTEST_WATCHDOG: Duration = Duration::from_secs(10);
@@ -45,6 +47,8 @@ pub struct WorkerSettings {
     pub lease_duration: Duration,
     /// `CDC_MAX_EVENT_BYTES`: largest event in bytes; a larger one is reduced (R-BIG-4).
     pub max_event_bytes: usize,
+    /// `CDC_EXPLAIN_MEMORY`: bytes of recent changes that each engine keeps, to tell why somebody did or did not get one.
+    pub explain_memory: usize,
     /// Visibility connections per source (R-RLS-9).
     pub visibility_connections: usize,
 }
@@ -67,6 +71,7 @@ impl Default for WorkerSettings {
             outage_limit: Duration::from_secs(900),
             lease_duration: Duration::from_secs(15),
             max_event_bytes: 8 << 20,
+            explain_memory: EXPLAIN_MEMORY,
             visibility_connections: 16,
         }
     }
@@ -93,7 +98,8 @@ impl WorkerSettings {
                 "CDC_MEMORY_QUOTA / CDC_MAX_ENGINES is {quota} bytes, it must be at least four times the largest event ({event} bytes)"
             ));
         }
-        let process = self.memory_quota as u64 * 5 / 4 + BESIDES;
+        let remembered = self.explain_memory.saturating_sub(EXPLAIN_MEMORY) * self.max_engines;
+        let process = self.memory_quota as u64 * 5 / 4 + BESIDES + remembered as u64;
         if let Some(container) = container.filter(|container| process > *container) {
             problems.push(format!(
                 "CDC_MEMORY_QUOTA is {} bytes: the worker may need {process} with it, and its container has {container}",

@@ -3,6 +3,7 @@
 mod docs;
 mod engine_verbs;
 mod engines;
+mod explain;
 mod projects;
 mod service;
 mod sources;
@@ -46,6 +47,7 @@ fn documented() -> OpenApiRouter<AppState> {
         .routes(routes!(tables::list_tables))
         .routes(routes!(projects::list_projects, projects::create_project))
         .routes(routes!(projects::get_project))
+        .routes(routes!(explain::explain_change))
         .routes(routes!(sources::list_sources, sources::create_source))
         .routes(routes!(sources::get_source, sources::update_source, sources::delete_source))
         .routes(routes!(sources::validate_source))

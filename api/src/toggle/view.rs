@@ -1,5 +1,5 @@
 use aura_domain::{Lsn, ProjectId};
-use aura_pgsource::admin::TableInfo;
+use aura_pgsource::admin::{TableInfo, Unjudgeable, UnjudgeableCause};
 use aura_store::{Project, Registration, RegistrationStatus};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -90,11 +90,12 @@ pub(crate) struct RowSecurity {
 /// Something to look at (R-REG-7).
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct Warning {
-    /// Stable word.
+    /// Stable word: `rls_disabled`, `rls_without_policy`, `no_select_privilege`, `policy_not_judgeable` (one for each
+    /// policy), `no_primary_key`, `write_amplification`, `identity_not_restored`.
     #[schema(example = "rls_disabled")]
     code: &'static str,
     /// For people.
-    message: &'static str,
+    message: String,
 }
 
 /// Above so many columns, FULL writes noticeably more log than the key would.
@@ -147,7 +148,7 @@ impl RegistrationView {
     }
 
     pub(crate) fn with_warning(mut self, code: &'static str, message: &'static str) -> Self {
-        self.warnings.push(Warning { code, message });
+        self.warnings.push(Warning { code, message: message.to_owned() });
         self
     }
 
@@ -204,6 +205,11 @@ fn warnings(info: &TableInfo) -> Vec<Warning> {
             "rls_without_policy",
             "Row security is on and there is no policy: nobody sees a row.",
         ),
+        (
+            !info.readable,
+            "no_select_privilege",
+            "No role but service_role may read the table: grant SELECT to aura_anon or aura_authenticated.",
+        ),
         (!info.has_primary_key, "no_primary_key", "Without a primary key clients can't tell rows apart."),
         (
             info.columns > WIDE_TABLE_COLUMNS,
@@ -212,5 +218,19 @@ fn warnings(info: &TableInfo) -> Vec<Warning> {
         ),
     ];
     let found = checks.into_iter().filter(|(applies, ..)| *applies);
-    found.map(|(_, code, message)| Warning { code, message }).collect()
+    let found = found.map(|(_, code, message)| Warning { code, message: message.to_owned() });
+    found.chain(info.unjudgeable.iter().map(not_judgeable)).collect()
+}
+
+/// R-RLS-4: what it decides, nobody gets.
+fn not_judgeable(policy: &Unjudgeable) -> Warning {
+    let why = match policy.cause {
+        UnjudgeableCause::SystemColumn => "reads a system column, which a row of the log doesn't have",
+        UnjudgeableCause::Writes => "may write, and policies are judged read-only",
+        UnjudgeableCause::GeneratedColumn => {
+            "reads a generated column, which pgoutput doesn't send before PostgreSQL 18"
+        }
+    };
+    let message = format!("The policy {:?} {why}: rows that it decides are not delivered.", policy.policy);
+    Warning { code: "policy_not_judgeable", message }
 }

@@ -2,7 +2,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
-use crate::{ProjectId, SubId};
+use crate::{ChangeKind, ProjectId, SubId};
 
 /// Which events a binding wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -29,6 +29,16 @@ impl EventFilter {
             "UPDATE" => Self::Update,
             "DELETE" => Self::Delete,
             _ => Self::All,
+        }
+    }
+
+    /// Whether it asks for changes of this kind. TRUNCATE is no event of clients.
+    pub fn wants(self, kind: ChangeKind) -> bool {
+        match kind {
+            ChangeKind::Insert => matches!(self, Self::All | Self::Insert),
+            ChangeKind::Update => matches!(self, Self::All | Self::Update),
+            ChangeKind::Delete => matches!(self, Self::All | Self::Delete),
+            ChangeKind::Truncate => false,
         }
     }
 

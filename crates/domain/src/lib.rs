@@ -2,6 +2,7 @@
 
 mod change;
 mod engine;
+pub mod explain;
 mod finding;
 mod identity;
 mod ids;

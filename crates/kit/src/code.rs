@@ -121,6 +121,8 @@ codes! {
     PlatformUnavailable = "platform_unavailable", 503, true, "The platform database can't be reached";
     /// The bus isn't connected.
     BusUnavailable = "bus_unavailable", 503, true, "The bus can't be reached";
+    /// No worker leads the source's engine, or it doesn't answer.
+    EngineNotRunning = "engine_not_running", 503, true, "No worker answers for this source";
     /// This process is about to end.
     ShuttingDown = "shutting_down", 503, true, "This process is shutting down";
     /// The source took too long.

@@ -104,6 +104,8 @@ pub enum GapReason {
     NewGeneration,
     /// A policy or the source failed for this identity.
     PolicyError,
+    /// A policy reads what an image of the log doesn't have, or writes (R-RLS-4): nobody can judge it.
+    NotJudgeable,
     /// The event could not be decoded or was too large.
     Undecodable,
     /// The table was replaced, renamed or got a partition that was found late.

@@ -45,6 +45,12 @@ impl Subject {
         Self(format!("aura.control.source.{source}.request"))
     }
 
+    /// Questions why somebody did or did not get a change, to the worker that leads a source: an
+    /// [`aura_domain::explain::Question`], answered with an [`aura_domain::explain::Answer`], both JSON.
+    pub fn explain(source: SourceId) -> Self {
+        Self(format!("aura.control.source.{source}.explain"))
+    }
+
     /// Announcements of the worker that leads a source, to all fronts.
     pub fn source_announcements(source: SourceId) -> Self {
         Self(format!("aura.control.source.{source}.announce"))

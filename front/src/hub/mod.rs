@@ -94,6 +94,10 @@ impl Hub {
     pub(crate) fn announce(&self, gap: &GapEnvelope) {
         let concerned = self.routes().concerned(gap);
         for sink in concerned {
+            if let Some(message) = not_judgeable(gap).filter(|_| gap.tables.iter().flatten().any(|t| sink.is_news(t))) {
+                sink.send(sink.system("postgres_changes", false, &message));
+                continue;
+            }
             let payload = json!({
                 "extension": "postgres_changes", "status": "ok", "message": "Gap: changes may be missing",
                 "channel": sink.name(), "gap": {"from": gap.from, "to": gap.to, "reason": gap.reason},
@@ -155,6 +159,15 @@ impl Hub {
     fn routes(&self) -> MutexGuard<'_, Routes> {
         self.routes.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What a client is told of a table whose row security can't be judged on rows of the log (R-RLS-4).
+fn not_judgeable(gap: &GapEnvelope) -> Option<String> {
+    let [schema, table] = gap.tables.as_ref()?.first().filter(|_| gap.reason == GapReason::NotJudgeable)?;
+    Some(format!(
+        "not_judgeable: Changes of {schema}.{table} can't be delivered: a row security policy reads what the log does not \
+         carry, or writes"
+    ))
 }
 
 /// Bindings that changes are routed to, until dropped.

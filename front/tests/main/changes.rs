@@ -161,3 +161,40 @@ async fn g8_a_gap_of_the_worker_reaches_whom_it_concerns() {
     bob.expect_nothing().await;
     other.expect_nothing().await;
 }
+
+/// An error makes the stock Python client join again: once, then it is a gap like any other.
+#[tokio::test]
+async fn r_rls_4_what_nobody_can_judge_is_told_by_an_error_once_a_join() {
+    let rig = Rig::start().await;
+    let mut alice = rig.subscriber("t", "alice").await;
+    let mut bob = rig.subscriber("t", "bob").await;
+    let gap = |n| GapEnvelope {
+        v: 1,
+        project: project(),
+        source: source(),
+        from: Some(position(n)),
+        to: Some(position(n)),
+        reason: GapReason::NotJudgeable,
+        tables: Some(vec![["public".to_owned(), "t".to_owned()]]),
+        sub_ids: Some(vec![rig.leader.sub_id("t", "alice")]),
+    };
+    let publish = |n| rig.publish(Message::new(Subject::gap(project()), gap(n).encode()));
+    publish(1).await;
+    let told = alice.next().await;
+    assert_eq!((told.event.as_str(), &told.payload["status"]), ("system", &json!("error")), "{told:?}");
+    assert_eq!(told.payload["extension"], "postgres_changes");
+    let message = told.payload["message"].as_str().unwrap_or_default();
+    assert!(message.starts_with("not_judgeable: Changes of public.t can't be delivered"), "{message}");
+    publish(2).await;
+    let again = alice.next().await;
+    assert!(is_gap(&again.payload, "not_judgeable"), "{again:?}");
+    // What the stock Python client does then.
+    alice.join("realtime:room", json!([{"table": "t"}])).await;
+    assert_eq!(alice.next().await.event, "phx_close", "the channel before");
+    assert_eq!(alice.next().await.payload["status"], "ok");
+    assert_eq!(alice.next().await.payload["message"], "Subscribed to PostgreSQL");
+    publish(3).await;
+    let rejoined = alice.next().await;
+    assert!(is_gap(&rejoined.payload, "not_judgeable"), "no loop: {rejoined:?}");
+    bob.expect_nothing().await;
+}

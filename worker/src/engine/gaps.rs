@@ -186,7 +186,7 @@ impl Loss {
 }
 
 /// The gap's word, as clients and operators see it.
-pub(super) fn word(reason: GapReason) -> String {
+pub(crate) fn word(reason: GapReason) -> String {
     serde_json::to_value(reason).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
 }
 

@@ -185,7 +185,7 @@ impl Intake {
         };
         let owner = Owner { shard: shard_of(table.project.id, self.shards.len()), project: table.project.id };
         let (lsn, bytes) = (change.position.change, memory_of(&change));
-        let payload = Payload { change, table: Arc::clone(table) };
+        let payload = Payload { change: Arc::new(change), table: Arc::clone(table) };
         match self.reader.admit(owner, lsn, bytes, now) {
             Some(admission) => self.collect(admission, payload),
             None => self.parked = Some(payload),
@@ -265,7 +265,7 @@ fn everybody(registry: &Registry) -> impl Iterator<Item = (ProjectId, Option<[St
 }
 
 /// What the decoded row holds; the encoded message comes on top when it is made (R-MEM-2).
-fn memory_of(change: &Change) -> usize {
+pub(crate) fn memory_of(change: &Change) -> usize {
     let cells = |image: &Option<Image>| image.as_ref().map_or(0, |image| image.0.capacity() * size_of::<Cell>());
     ROW_OVERHEAD + size_of::<Row>() + cells(&change.new) + cells(&change.old) + change.wire_bytes
 }

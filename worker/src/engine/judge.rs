@@ -15,6 +15,7 @@ use aura_pgsource::{
 use aura_store::{RegistrationStatus, Store};
 use aura_wire::{ChangeEnvelope, GapEnvelope, GapReason};
 use futures_util::future::join_all;
+use jiff::Timestamp;
 use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
 
@@ -24,10 +25,12 @@ use super::{
     placing::{Placed, Slice, TableBatch},
     registry::RegisteredTable,
     shard::Row,
+    unjudged,
     vitals::Vitals,
 };
 use crate::{
     encode::{Encoder, OldRow, Projection},
+    explain::{Fate, Recent},
     subs::{control::Control, index::ActiveSubscription},
 };
 
@@ -52,6 +55,8 @@ pub(crate) struct Judge {
     pub(crate) max_event_bytes: usize,
     pub(crate) outages: Arc<Outages>,
     pub(super) gaps: Arc<Gaps>,
+    /// What became of the rows, should somebody ask.
+    pub(super) recent: Arc<Recent>,
     /// Highest `seq` that each project's messages have used, received or not.
     pub(crate) issued: Mutex<HashMap<ProjectId, u64>>,
 }
@@ -91,6 +96,7 @@ impl Judge {
     /// announced as a gap; answers how many rows that were. Retries for as long as the source or the bus is away; the
     /// caller cancels. A `hot` shard doesn't look ahead: one table after the other (R-SH-2).
     pub(crate) async fn deliver(&self, lane: &mut Lane, rows: &[Row], hot: bool) -> usize {
+        self.recent.begin(rows);
         let (mut rest, mut skipped, mut tries) = (rows, 0, 0);
         while !rest.is_empty() {
             let (batches, placed) = self.place(rest).await;
@@ -127,10 +133,12 @@ impl Judge {
             let outcome = &outcomes[placed.batch];
             if !registry.still_admits(&row.body.table, row.body.change.position.commit) {
                 metrics::counter!("cdc_skipped_rows_total", "reason" => "disabled").increment(1);
+                self.ended(row, Fate::Disabled(Timestamp::now()));
                 continue;
             }
             let Some(table) = outcome.table.as_ref().filter(|_| outcome.oid_matches) else {
                 skipped += 1;
+                self.ended(row, Fate::Lost(Timestamp::now(), GapReason::TableChanged));
                 continue;
             };
             self.row_messages(lane, row, placed, &Judged { table, outcome }, &mut slice.messages);
@@ -159,9 +167,18 @@ impl Judge {
     /// Publishes a slice; what the bus refuses is to be announced.
     async fn send(&self, lane: &Lane, slice: Slice, refused: &mut Vec<(Option<(Position, Position)>, usize)>) {
         self.issued.lock().unwrap_or_else(PoisonError::into_inner).insert(lane.project, lane.seq);
-        if !slice.messages.is_empty() && !self.publish(&slice.messages).await {
+        let received = slice.messages.is_empty() || self.publish(&slice.messages).await;
+        let now = Timestamp::now();
+        let fate = if received { Fate::Sent(now) } else { Fate::Lost(now, GapReason::Bus) };
+        self.recent.end(lane.project, slice.range, fate);
+        if !received {
             refused.push((slice.range, slice.rows));
         }
+    }
+
+    fn ended(&self, row: &Row, fate: Fate) {
+        let position = row.body.change.position;
+        self.recent.end(row.body.table.project.id, Some((position, position)), fate);
     }
 
     /// R-SH-3: tells the project's subscribers that they miss these rows; returns when the bus has received it.
@@ -172,7 +189,9 @@ impl Judge {
         metrics::counter!("cdc_skipped_rows_total", "reason" => "skipped").increment(rows.len() as u64);
         tracing::error!(source = %self.control.source, %project, rows = rows.len(), %from, %to,
             "a project held everybody up, its rows are skipped");
+        self.recent.begin(rows);
         self.gaps.announce(Loss { range, ..Loss::up_to_now(project, GapReason::Skipped, None) }).await;
+        self.recent.end(project, range, Fate::Lost(Timestamp::now(), GapReason::Skipped));
     }
 
     async fn check_all(&self, batches: &[TableBatch<'_>], hot: bool) -> Vec<CheckOutcome> {
@@ -203,6 +222,7 @@ impl Judge {
             match self.control.visibility.check(request).await {
                 Ok(outcome) => {
                     self.outages.source(false);
+                    unjudged::count(&outcome);
                     return outcome;
                 }
                 Err(error) => self.wait_out(&error, &mut pause).await,
@@ -220,7 +240,7 @@ impl Judge {
         *pause = (*pause * 2).min(Duration::from_secs(5));
     }
 
-    /// Tells the subscribers concerned of what nobody could judge (R-RLS-6), and all of a table that isn't the one that
+    /// Tells the subscribers concerned of what nobody could judge (R-RLS-4, R-RLS-6), and all of a table that isn't the one that
     /// was registered (R-RLS-10).
     fn note_gaps(
         &self,
@@ -242,21 +262,9 @@ impl Judge {
             messages.push(self.gap(batch.table.project.id, &positions, GapReason::TableChanged, Some(table), None));
             return;
         }
-        let mut ids = Vec::new();
-        let mut positions = Vec::new();
-        for (row, placed) in mine {
-            let failed = placed.subscribers.iter().filter(|(_, n)| matches!(outcome.verdicts[*n], Verdict::Error(_)));
-            let before = ids.len();
-            ids.extend(failed.map(|(sub, _)| sub.sub_id).chain(placed.failed.iter().copied()));
-            if ids.len() > before {
-                positions.push(row.body.change.position);
-            }
-        }
-        if !ids.is_empty() {
-            ids.sort_unstable();
-            ids.dedup();
-            metrics::counter!("cdc_policy_errors_total").increment(ids.len() as u64);
-            messages.push(self.gap(batch.table.project.id, &positions, GapReason::PolicyError, Some(table), Some(ids)));
+        for (reason, found) in unjudged::by_reason(mine.copied(), outcome).into_values() {
+            let (table, ids) = (Some(table.clone()), Some(found.sub_ids));
+            messages.push(self.gap(batch.table.project.id, &found.positions, reason, table, ids));
         }
     }
 

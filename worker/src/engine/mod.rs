@@ -4,7 +4,7 @@ mod census;
 mod end;
 mod error;
 mod filter;
-mod gaps;
+pub(crate) mod gaps;
 mod intake;
 mod judge;
 mod leave;
@@ -19,11 +19,12 @@ mod preflight;
 mod queues;
 mod read;
 pub(crate) mod registry;
-mod report;
+pub(crate) mod report;
 mod session;
-mod shard;
+pub(crate) mod shard;
 mod slot;
 mod tasks;
+mod unjudged;
 pub(crate) mod vitals;
 mod zombie;
 
@@ -41,6 +42,7 @@ use aura_pgsource::{Sockets, SourceError, SourceUrl, slot as slot_names, visibil
 use aura_store::{Source, Store};
 use census::Census;
 pub(crate) use end::{End, How, Running};
+pub(crate) use intake::memory_of;
 pub(crate) use shard::BATCH_BYTES;
 use tasks::Tasks;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -61,6 +63,7 @@ use self::{
 };
 use crate::{
     conditions::Conditions,
+    explain::{Explainer, Recent},
     settings::WorkerSettings,
     states::{Observed, States},
     status::StatusBoard,
@@ -122,6 +125,7 @@ pub(crate) struct Engine {
     /// See [`Judge::disabling`].
     disabling: Arc<tokio::sync::RwLock<()>>,
     gaps: Arc<Gaps>,
+    recent: Arc<Recent>,
     outages: Arc<Outages>,
     conditions: Conditions,
     tasks: Tasks,
@@ -207,6 +211,7 @@ impl Engine {
             greeted: tokio::sync::Mutex::new(deps.bus.state().borrow().connects),
         });
         let halt = CancellationToken::new();
+        let recent = Arc::new(Recent::new(source.id, deps.settings.explain_memory));
         Ok(Self {
             deps,
             source,
@@ -224,6 +229,7 @@ impl Engine {
             fenced,
             disabling: Arc::default(),
             gaps: Arc::default(),
+            recent,
             outages: Arc::default(),
             conditions,
             tasks,
@@ -341,6 +347,8 @@ impl Engine {
         };
         self.tasks.spawn("gaps", announcer.run());
         self.tasks.spawn("control", Arc::clone(&self.control).serve(ready, halt.clone()));
+        let (control, recent) = (Arc::clone(&self.control), Arc::clone(&self.recent));
+        self.tasks.spawn("explain", Explainer::new(control, recent, self.reports.subscribe()).serve(halt.clone()));
         let limits = ReaderLimits {
             quota: settings.engine_quota(),
             advance_interval: settings.advance_interval,
@@ -361,6 +369,7 @@ impl Engine {
             max_event_bytes: self.deps.settings.max_event_bytes.min(limit),
             outages: Arc::clone(&self.outages),
             gaps: Arc::clone(&self.gaps),
+            recent: Arc::clone(&self.recent),
             issued: Mutex::default(),
         }
     }

@@ -15,15 +15,20 @@ use crate::subs::control::Control;
 
 /// A registry that the stream covers from `from` on.
 #[derive(Debug)]
-pub(super) struct Covered {
+pub(crate) struct Covered {
     registry: Arc<Registry>,
     from: Lsn,
 }
 
 impl Covered {
     /// Whether the stream covers the registration under this name.
-    pub(super) fn covers(&self, registration: uuid::Uuid, relation: &Relation) -> bool {
+    pub(crate) fn covers(&self, registration: uuid::Uuid, relation: &Relation) -> bool {
         self.registry.table(relation).is_some_and(|table| table.registration == registration)
+    }
+
+    /// From where on every change of a table that it covers is read (R-HOLE-2).
+    pub(crate) fn since(&self, table: &RegisteredTable) -> Lsn {
+        table.active_since(self.from)
     }
 }
 

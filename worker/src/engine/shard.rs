@@ -21,7 +21,8 @@ use super::{
 /// What a row on its way is.
 #[derive(Debug)]
 pub(crate) struct Payload {
-    pub(crate) change: Change,
+    /// Shared with whoever may be asked about it later.
+    pub(crate) change: Arc<Change>,
     pub(crate) table: Arc<RegisteredTable>,
 }
 

@@ -102,8 +102,12 @@ fn active(subscription: &Subscription, conditions: Vec<Arc<Compiled>>) -> Active
 }
 
 fn check_role(role: &str, project: &ProjectInfo) -> Result<(), Refusal> {
-    let known = ROLES.contains(&role) || project.extra_roles.iter().any(|extra| extra == role);
-    if known { Ok(()) } else { Err(unknown_role(role)) }
+    if is_role(role, project) { Ok(()) } else { Err(unknown_role(role)) }
+}
+
+/// Whether a token's role word is one of the project's (R-RLS-8).
+pub(crate) fn is_role(role: &str, project: &ProjectInfo) -> bool {
+    ROLES.contains(&role) || project.extra_roles.iter().any(|extra| extra == role)
 }
 
 fn unknown_role(role: &str) -> Refusal {

@@ -30,19 +30,13 @@ pub(crate) struct ActiveSubscription {
 
 impl ActiveSubscription {
     pub(super) fn wants(&self, kind: ChangeKind) -> bool {
-        match kind {
-            ChangeKind::Insert => matches!(self.event, EventFilter::All | EventFilter::Insert),
-            ChangeKind::Update => matches!(self.event, EventFilter::All | EventFilter::Update),
-            ChangeKind::Delete => matches!(self.event, EventFilter::All | EventFilter::Delete),
-            ChangeKind::Truncate => false,
-        }
+        self.event.wants(kind)
     }
 
     /// For an explanation: which conditions, with which values, matched or not, decided by whom. `image` is the one that
     /// decides: the new one of INSERT and UPDATE, the old one of DELETE. What PostgreSQL decides is taken from `answers`;
     /// what isn't there yet is noted in it and [`Truth::Open`](aura_pgsource::conditions::Truth): ask with
     /// [`VisibilityPool::decide`](aura_pgsource::VisibilityPool::decide), then call again.
-    #[allow(dead_code, reason = "explanations are made by a part that is on its way")]
     pub(crate) fn explain<'a>(&'a self, image: &Image, answers: &mut Answers) -> Vec<Explained<'a>> {
         self.conditions.iter().map(|condition| condition.explain(image, answers)).collect()
     }

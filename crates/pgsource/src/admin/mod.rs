@@ -16,7 +16,7 @@ mod tables;
 pub use bootstrap::BootstrapReport;
 pub(crate) use bootstrap::STATISTICS_HIDDEN_SQL;
 pub use identity::{IdentityChange, IdentityError, PreviousIdentity};
-pub use tables::{Leaf, TableInfo};
+pub use tables::{Leaf, TableInfo, Unjudgeable, UnjudgeableCause};
 
 /// Bounds connecting.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);

@@ -38,6 +38,30 @@ pub struct TableInfo {
     pub is_system: bool,
     /// Where a partitioned table's rows are, in oid order.
     pub leaves: Vec<Leaf>,
+    /// A role of the project other than its back end may read some of it. Not asked for a list: true.
+    pub readable: bool,
+    /// Policies that can't be judged on rows of the log (R-RLS-4), by name. Not asked for a list: empty.
+    pub unjudgeable: Vec<Unjudgeable>,
+}
+
+/// A policy that can't be judged on rows of the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unjudgeable {
+    /// The policy's name.
+    pub policy: String,
+    /// Why.
+    pub cause: UnjudgeableCause,
+}
+
+/// Why a policy can't be judged on rows of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnjudgeableCause {
+    /// It reads a system column.
+    SystemColumn,
+    /// It writes, or calls a function whose text does.
+    Writes,
+    /// It reads a generated column, which pgoutput doesn't send before PostgreSQL 18.
+    GeneratedColumn,
 }
 
 /// A partition that holds rows.
@@ -95,6 +119,8 @@ impl TableInfo {
     fn from_row(row: &Row) -> Result<Self, SourceError> {
         let leaves: Vec<String> = row.try_get(14)?;
         let leaves = leaves.iter().map(|json| Leaf::parse(json)).collect::<Result<Vec<_>, _>>()?;
+        let unjudgeable: Vec<String> = row.try_get(16)?;
+        let unjudgeable = unjudgeable.iter().map(|json| Unjudgeable::parse(json)).collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             oid: oid(row.try_get(0)?)?,
             relation: relation(row.try_get(1)?, row.try_get(2)?)?,
@@ -110,6 +136,8 @@ impl TableInfo {
             columns: row.try_get(12)?,
             is_system: row.try_get(13)?,
             leaves,
+            readable: row.try_get(15)?,
+            unjudgeable: unjudgeable.into_iter().flatten().collect(),
         })
     }
 }
@@ -128,6 +156,20 @@ impl Leaf {
         let (oid, schema, table, replica_identity): (u32, String, String, char) =
             serde_json::from_str(json).map_err(unreadable)?;
         Ok(Self { relation: relation(schema, table)?, oid, replica_identity })
+    }
+}
+
+impl Unjudgeable {
+    /// `None`: it can be judged.
+    fn parse(json: &str) -> Result<Option<Self>, SourceError> {
+        let unreadable = |_| SourceError::Protocol("a policy that can't be read");
+        let (policy, cause): (String, Option<String>) = serde_json::from_str(json).map_err(unreadable)?;
+        let cause = cause.map(|cause| match cause.as_str() {
+            "system_column" => UnjudgeableCause::SystemColumn,
+            "writes" => UnjudgeableCause::Writes,
+            _ => UnjudgeableCause::GeneratedColumn,
+        });
+        Ok(cause.map(|cause| Self { policy, cause }))
     }
 }
 

@@ -15,7 +15,32 @@ select c.oid::int8, n.nspname::text, c.relname::text, c.relkind::text, c.relpers
         from pg_partition_tree(c.oid) t
         join pg_class l on l.oid = t.relid
         join pg_namespace ln on ln.oid = l.relnamespace
-        where t.isleaf and l.relkind = 'r' order by l.oid) else '{}' end
+        where t.isleaf and l.relkind = 'r' order by l.oid) else '{}' end,
+    -- Of one table that is asked for by name: whether one of the project's roles that aren't its back end may read any of it.
+    $2::text is null or exists (
+        select from pg_roles r
+        where r.rolname ~ '^p_[0-9a-f-]{36}_' and r.rolname !~ '_(service_role|visibility)$'
+            and has_schema_privilege(r.oid, n.oid, 'USAGE') and has_any_column_privilege(r.oid, c.oid, 'SELECT')),
+    -- And its policies that can't be judged on rows of the log, with why. The tree names every function, also the built-in
+    -- ones, which no dependency does; a function that calls one that writes isn't looked into further.
+    case when $2::text is null or not c.relrowsecurity then '{}' else array(
+        select json_build_array(p.polname, case
+            when pg_get_expr(p.polqual, p.polrelid) ~ '\m(ctid|xmin|xmax|cmin|cmax|tableoid)\M' then 'system_column'
+            when exists (
+                select from regexp_matches(p.polqual::text, ':(?:op)?funcid ([0-9]+)', 'g') f (found)
+                join pg_proc w on w.oid = f.found[1]::oid
+                where w.proname in ('nextval', 'setval', 'pg_notify')
+                    or (w.provolatile = 'v' and w.prosrc ~* '\m(insert|update|delete|merge|nextval|setval|notify)\M'))
+                then 'writes'
+            when current_setting('server_version_num')::int < 180000 and exists (
+                select from pg_replication_slots s
+                where s.plugin = 'pgoutput' and s.database = current_database() and s.slot_name like 'aura\_cdc%')
+                and exists (
+                select from pg_depend d join pg_attribute a on a.attrelid = d.refobjid and a.attnum = d.refobjsubid
+                where d.classid = 'pg_policy'::regclass and d.objid = p.oid and d.refclassid = 'pg_class'::regclass
+                    and d.refobjid = c.oid and a.attgenerated <> '') then 'generated_column' end)::text
+        from pg_policy p
+        where p.polrelid = c.oid and p.polcmd in ('r', '*') and p.polqual is not null order by p.polname) end
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = any ($1::text[]) and c.relkind in ('r', 'p', 'v', 'm', 'f')

@@ -21,6 +21,7 @@ use crate::{
 mod circuit;
 mod compile;
 mod conditions;
+mod explain;
 mod facts;
 mod flight;
 mod judge;
@@ -34,6 +35,7 @@ mod statement;
 
 pub use compile::{CompileError, Subscriber};
 pub use conditions::Tenant;
+pub use explain::{PolicyQuestion, PolicyVerdict, PolicyWord};
 
 use judge::{Judge, Pass};
 use own::{Known, OwnLogin};

@@ -1,0 +1,244 @@
+//! `POST /v1/projects/{project}/explain`, asked as an operator would: why did this subscription (not) get that change?
+
+use anyhow::{Context, Result};
+use aura_testkit::eventually_some;
+use serde_json::{Value, json};
+use system_tests::{ALICE, Answer, BOB, PATIENCE, Project, Split, curl};
+use tokio_postgres::Client as Sql;
+
+/// Rows of a table with row security, a column that nobody may read, and policies that hide and raise.
+const NOTES: &str = "create table notes (id bigint primary key, owner uuid, room text, body text, secret text);
+    alter table notes enable row level security;
+    create policy own on notes for select to aura_authenticated using (owner = auth.uid());
+    create policy no_hidden on notes as restrictive for select using (room <> 'hidden');
+    create policy touchy on notes for select to aura_anon using (1 / (id - 4) > 0);
+    revoke select on notes from aura_anon, aura_authenticated";
+
+struct Desk {
+    split: Split,
+    project: Project,
+    sql: Sql,
+}
+
+impl Desk {
+    async fn start() -> Result<Self> {
+        let split = Split::start().await?;
+        let project = split.project("tenant").await?;
+        let sql = project.sql().await?;
+        sql.batch_execute(NOTES).await?;
+        for role in ["anon", "authenticated"] {
+            let revoke = format!("revoke select on notes from \"p_{}_{role}\"", project.id);
+            let grant = format!("grant select (id, owner, room, body) on notes to \"p_{}_{role}\"", project.id);
+            sql.batch_execute(&format!("{revoke}; {grant}")).await?;
+        }
+        project.enable("notes").await?;
+        Ok(Self { split, project, sql })
+    }
+
+    async fn ask(&self, body: &Value) -> Result<Answer> {
+        let url = format!("{}/v1/projects/{}/explain", self.project.api_url, self.project.id);
+        curl("POST", &url, &self.project.service_key, Some(body)).await
+    }
+
+    async fn explained(&self, body: &Value) -> Result<Value> {
+        let answer = self.ask(body).await?;
+        anyhow::ensure!(answer.status == 200, "{}\n{}", answer.body, self.split.logs());
+        Ok(answer.body)
+    }
+
+    /// Inserts a row of Alice's and answers its position, once it was sent.
+    async fn insert(&self, id: i64, room: &str) -> Result<String> {
+        let insert = format!("insert into notes values ({id}, '{ALICE}', '{room}', 'b', 's')");
+        self.sql.batch_execute(&insert).await?;
+        self.sent("notes", &json!({"id": id.to_string()})).await
+    }
+
+    /// Waits until the newest change is the one of this id; answers its position.
+    async fn sent(&self, table: &str, id: &Value) -> Result<String> {
+        let filter = format!("id=eq.{}", id["id"].as_str().unwrap_or_default());
+        let body = json!({"subscription": {"table": table, "role": "service_role", "filter": filter}});
+        let explained = self.until_sent(&body).await?;
+        explained["position"].as_str().map(str::to_owned).context("a position")
+    }
+
+    async fn until_sent(&self, body: &Value) -> Result<Value> {
+        let sent = eventually_some(PATIENCE, || async {
+            let explained = self.explained(body).await.ok()?;
+            (explained["outcome"] == "sent").then_some(explained)
+        });
+        sent.await.with_context(|| self.split.logs())
+    }
+}
+
+fn step<'a>(explained: &'a Value, name: &str) -> &'a Value {
+    let steps = explained["steps"].as_array().map(Vec::as_slice).unwrap_or_default();
+    steps.iter().find(|step| step["step"] == name).unwrap_or(&Value::Null)
+}
+
+/// Everybody passes up to the step that is the reason.
+fn assert_fails_at(explained: &Value, name: &str) {
+    assert_eq!((&explained["outcome"], &explained["reason"]), (&json!("dropped"), &json!(name)), "{explained:#}");
+    let steps = explained["steps"].as_array().expect("steps");
+    let before = steps.iter().take_while(|step| step["step"] != name);
+    assert!(before.into_iter().all(|step| step["passed"] == true), "{explained:#}");
+    assert_eq!(step(explained, name)["passed"], json!(false), "{explained:#}");
+}
+
+fn alice(more: &Value) -> Value {
+    let mut subscription = json!({"table": "notes", "role": "authenticated", "claims": {"sub": ALICE}});
+    let members = subscription.as_object_mut().expect("an object");
+    members.extend(more.as_object().cloned().unwrap_or_default());
+    subscription
+}
+
+#[tokio::test]
+async fn r_rls_explain_says_which_step_decided() -> Result<()> {
+    let desk = Desk::start().await?;
+    let position = desk.insert(1, "open").await?;
+    let at = |subscription: Value| json!({"subscription": subscription, "change": {"position": position}});
+
+    // Sent: who, through which policy, without which column, and when.
+    let explained = desk.explained(&at(alice(&json!({"filter": "room=in.(open,other)"})))).await?;
+    assert_eq!((&explained["outcome"], &explained["reason"]), (&json!("sent"), &Value::Null), "{explained:#}");
+    let names: Vec<_> = explained["steps"].as_array().unwrap().iter().map(|step| step["step"].clone()).collect();
+    let all = ["registered", "in_filter", "decoded", "binding", "filter", "grants", "policies", "columns", "sent"];
+    assert_eq!(json!(names), json!(all));
+    let policies = &step(&explained, "policies")["detail"];
+    assert_eq!(policies["claims"]["sub"], json!(ALICE));
+    let seen: Vec<_> = policies["policies"].as_array().unwrap().iter().map(|p| (&p["name"], &p["passed"])).collect();
+    assert_eq!(json!(seen), json!([["no_hidden", true], ["own", true]]), "not the one for anon: {policies:#}");
+    assert_eq!(policies["policies"][1]["claims"], json!(["sub"]));
+    assert_eq!(policies["policies"][0]["permissive"], json!(false));
+    let columns = &step(&explained, "columns")["detail"];
+    assert_eq!(columns["removed"], json!([{"name": "secret", "reason": "no_select_privilege"}]), "R-RLS-3");
+    assert!(step(&explained, "sent")["detail"]["at"].is_string());
+    let condition = &step(&explained, "filter")["detail"]["conditions"][0];
+    assert_eq!((&condition["row"]["value"], &condition["passed"]), (&json!("open"), &json!(true)), "{condition}");
+
+    // The same for a token of hers, and less for a narrower selection.
+    let token = json!({"table": "notes", "token": desk.project.user_token(ALICE), "select": ["body"]});
+    let explained = desk.explained(&at(token)).await?;
+    assert_eq!(explained["outcome"], json!("sent"), "{explained:#}");
+    assert_eq!(step(&explained, "columns")["detail"]["visible"], json!(["id", "body"]));
+
+    // The filter, the event, another's eyes.
+    assert_fails_at(&desk.explained(&at(alice(&json!({"filter": "room=eq.other"})))).await?, "filter");
+    assert_fails_at(&desk.explained(&at(alice(&json!({"event": "DELETE"})))).await?, "binding");
+    let bob = json!({"table": "notes", "role": "authenticated", "claims": {"sub": BOB}});
+    let explained = desk.explained(&at(bob)).await?;
+    assert_fails_at(&explained, "policies");
+    assert!(step(&explained, "policies")["message"].as_str().is_some_and(|text| text.contains("No permissive policy")));
+
+    // Refused at a join: a column that the role may not read, in filter and selection.
+    let explained = desk.explained(&at(alice(&json!({"filter": "secret=eq.s"})))).await?;
+    assert_fails_at(&explained, "filter");
+    assert!(step(&explained, "filter")["message"].as_str().is_some_and(|text| text.contains("invalid column")));
+    assert_fails_at(&desk.explained(&at(alice(&json!({"select": ["secret"]})))).await?, "columns");
+    let stranger = json!({"table": "notes", "role": "postgres"});
+    assert_fails_at(&desk.explained(&at(stranger)).await?, "grants");
+
+    // A restrictive policy, and one that raises.
+    let hidden = desk.insert(2, "hidden").await?;
+    let explained = desk.explained(&json!({"subscription": alice(&json!({})), "change": {"position": hidden}})).await?;
+    assert_fails_at(&explained, "policies");
+    assert!(step(&explained, "policies")["message"].as_str().is_some_and(|text| text.contains("no_hidden")));
+    let raising = desk.insert(4, "open").await?;
+    let anon = json!({"table": "notes", "role": "anon"});
+    let explained = desk.explained(&json!({"subscription": anon, "change": {"position": raising}})).await?;
+    assert_fails_at(&explained, "policies");
+    let policies = &step(&explained, "policies")["detail"];
+    assert_eq!(policies["error"], json!("policy_raised"));
+    let touchy = policies["policies"].as_array().unwrap().iter().find(|policy| policy["name"] == "touchy");
+    let error = json!({"sqlstate": "22012", "message": "division by zero"});
+    assert_eq!(touchy.map(|policy| &policy["error"]), Some(&error));
+    Ok(())
+}
+
+#[tokio::test]
+async fn r_rls_1_explain_tells_what_of_an_old_row_is_shown() -> Result<()> {
+    let desk = Desk::start().await?;
+    desk.insert(1, "open").await?;
+    desk.sql.batch_execute(&format!("update notes set owner = '{BOB}', body = 'c' where id = 1")).await?;
+    let bob = json!({"table": "notes", "role": "authenticated", "claims": {"sub": BOB}, "event": "UPDATE"});
+    let explained = desk.until_sent(&json!({"subscription": bob})).await?;
+    assert_eq!(step(&explained, "policies")["detail"]["old_row_visible"], json!(false));
+    assert_eq!(step(&explained, "columns")["detail"]["old_record"], json!("key_only"));
+    assert_eq!(explained["remembered"]["changes"], json!(2));
+    Ok(())
+}
+
+#[tokio::test]
+async fn explain_says_what_it_does_not_know() -> Result<()> {
+    let desk = Desk::start().await?;
+    let position = desk.insert(1, "open").await?;
+
+    // A table that nobody turned on, and one that was turned on after the change.
+    desk.sql.batch_execute("create table later (id bigint primary key, body text)").await?;
+    let later = json!({"subscription": {"table": "later", "role": "anon"}, "change": {"position": position}});
+    let explained = desk.explained(&later).await?;
+    assert_fails_at(&explained, "registered");
+    desk.project.enable("later").await?;
+    let insert = "insert into later values (1, 'x')";
+    desk.sql.batch_execute(insert).await?;
+    let first = desk.sent("later", &json!({"id": "1"})).await?;
+    let (generation, rest) = first.split_once('-').context("a position")?;
+    let early = format!("{generation}-{:016x}-{:016x}-0", 1, 1);
+    assert!(!rest.is_empty());
+    let explained = desk
+        .explained(&json!({"subscription": {"table": "later", "role": "anon"}, "change": {"position": early}}))
+        .await?;
+    assert_fails_at(&explained, "in_filter");
+    assert!(step(&explained, "in_filter")["detail"]["active_since_lsn"].is_string(), "{explained:#}");
+
+    // A position that is not remembered: nothing is guessed, and the range is told.
+    let unknown = format!("{generation}-{:016x}-{:016x}-0", u64::MAX >> 1, u64::MAX >> 1);
+    let explained =
+        desk.explained(&json!({"subscription": alice(&json!({})), "change": {"position": unknown}})).await?;
+    assert_eq!((&explained["outcome"], &explained["reason"]), (&json!("unknown"), &Value::Null), "{explained:#}");
+    assert_eq!(explained["remembered"]["from"], json!(position));
+    // One of another table.
+    let explained = desk.explained(&json!({"subscription": alice(&json!({})), "change": {"position": first}})).await?;
+    assert_fails_at(&explained, "binding");
+    Ok(())
+}
+
+#[tokio::test]
+async fn explain_judges_a_made_up_row_and_refuses_nonsense() -> Result<()> {
+    let desk = Desk::start().await?;
+    let made_up = |owner: &str, room: &str| {
+        let record = json!({"id": 7, "owner": owner, "room": room, "body": null});
+        json!({"subscription": alice(&json!({"filter": "id=eq.7"})), "change": {"type": "INSERT", "record": record}})
+    };
+    let explained = desk.explained(&made_up(ALICE, "open")).await?;
+    assert_eq!((&explained["outcome"], &explained["position"]), (&json!("would_send"), &Value::Null), "{explained:#}");
+    let explained = desk.explained(&made_up(BOB, "open")).await?;
+    assert_eq!((&explained["outcome"], &explained["reason"]), (&json!("would_drop"), &json!("policies")));
+    let unknown = json!({"subscription": alice(&json!({})), "change": {"type": "INSERT", "record": {"nope": 1}}});
+    let explained = desk.explained(&unknown).await?;
+    assert_eq!(explained["reason"], json!("decoded"), "{explained:#}");
+
+    let both = json!({"table": "notes", "role": "anon", "token": "x"});
+    let bad = [
+        json!({"subscription": both}),
+        json!({"subscription": {"table": "notes"}}),
+        json!({"subscription": {"table": "notes", "role": "anon", "event": "SELECT"}}),
+        json!({"subscription": {"table": "notes", "token": "x"}}),
+        json!({"subscription": {"table": "*", "role": "anon"}}),
+        json!({"subscription": alice(&json!({})), "change": {"position": "1-2"}}),
+        json!({"subscription": alice(&json!({})), "change": {"type": "DELETE", "record": {}}}),
+        json!({"subscription": alice(&json!({})), "change": {}}),
+        json!({"subscription": alice(&json!({})), "other": 1}),
+    ];
+    for body in bad {
+        let answer = desk.ask(&body).await?;
+        assert_eq!((answer.status, &answer.body["code"]), (422, &json!("invalid_body")), "{body}: {}", answer.body);
+    }
+
+    // Nobody leads the engine.
+    let stopped = desk.split.verb("stop", json!({"deadline_ms": 5000})).await?;
+    assert_eq!(stopped.status, 200, "{}", stopped.body);
+    let answer = desk.ask(&made_up(ALICE, "open")).await?;
+    assert_eq!((answer.status, &answer.body["code"]), (503, &json!("engine_not_running")), "{}", answer.body);
+    assert_eq!(answer.body["retryable"], json!(true));
+    Ok(())
+}
