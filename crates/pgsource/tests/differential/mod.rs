@@ -28,8 +28,6 @@ struct Tally {
     hidden: usize,
     errors: usize,
     partial: usize,
-    /// Raised by us alone where the order of policies decides.
-    order: usize,
     policies: usize,
     refused_policies: usize,
 }

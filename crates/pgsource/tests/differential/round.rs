@@ -21,8 +21,6 @@ pub(super) struct Round<'a> {
     asked: Vec<Identity>,
     roles: Vec<String>,
     row_security: bool,
-    /// Several policies have a say. Which one is evaluated first decides whether one that raises is evaluated at all.
-    several: bool,
     oracle: Oracle,
 }
 
@@ -79,12 +77,9 @@ impl<'a> Round<'a> {
         }
         let inserts: Vec<String> = images.iter().map(|image| oracle::insert(table, image, image)).collect();
         let oracle = Oracle::ask(sql, table, &inserts, &roles, &asked).await?;
-        let state =
-            "select relrowsecurity, (select count(*) > 1 from pg_policy where polrelid = $1 and polqual is not null)
-             from pg_class where oid = $1";
-        let row = sql.query_one(state, &[&oid]).await?;
-        let (row_security, several) = (row.get(0), row.get(1));
-        Ok(Self { stage, table, oid, images, identities: known, asked, roles, row_security, several, oracle })
+        let flag = "select relrowsecurity from pg_class where oid = $1";
+        let row_security = sql.query_one(flag, &[&oid]).await?.get(0);
+        Ok(Self { stage, table, oid, images, identities: known, asked, roles, row_security, oracle })
     }
 
     /// Batches of several kinds; what differs, in words.
@@ -129,7 +124,6 @@ impl<'a> Round<'a> {
             match (verdict, known.rule) {
                 (Verdict::Error(IdentityErrorKind::UnknownRole), Rule::Unknown) => {}
                 (Verdict::Error(kind), Rule::Asked(at)) if self.raises(images, at, kind) => tally.errors += 1,
-                (Verdict::Error(IdentityErrorKind::Policy(_)), Rule::Asked(_)) if self.several => tally.order += 1,
                 (Verdict::Decided { access, visible }, _) if visible.len() == images.len() => {
                     if (access.schema_usage, &access.readable) != (known.usage, &known.readable) {
                         say(format!("columns {access:?}, not {:?}", known.readable));
@@ -151,7 +145,6 @@ impl<'a> Round<'a> {
     fn differs(&self, image: usize, rule: Rule, seen: bool) -> Option<String> {
         match rule {
             Rule::Asked(at) if self.oracle.agrees(image, at, seen) => None,
-            Rule::Asked(at) if self.several && matches!(self.oracle.fresh(image, at), Said::Raises(_)) => None,
             Rule::Asked(at) => Some(format!("{:?}", self.oracle.fresh(image, at))),
             Rule::Fixed(all) if all == seen => None,
             rule => Some(format!("{rule:?}")),
@@ -174,9 +167,9 @@ impl<'a> Round<'a> {
         for at in dice.some(40, &complete) {
             let mut image = self.images[at].clone();
             if dice.chance(30) {
-                image.0.retain(|cell| &*cell.name == "id" || self.must_be_there(&cell.name));
+                image.0.retain(|cell| &*cell.name == "id");
             }
-            for cell in image.0.iter_mut().filter(|cell| !self.must_be_there(&cell.name) && dice.chance(25)) {
+            for cell in image.0.iter_mut().filter(|_| dice.chance(25)) {
                 cell.value = Value::Unchanged;
             }
             for other in [at, dice.pick(&complete)] {
@@ -197,10 +190,7 @@ impl<'a> Round<'a> {
                 Verdict::Decided { visible, .. } => {
                     for (n, image) in images.iter().enumerate().filter(|(n, _)| visible[*n]) {
                         tally.partial += 1;
-                        let differs = |fill| {
-                            !(oracle.agrees(fill, at, true)
-                                || self.several && matches!(oracle.fresh(fill, at), Said::Raises(_)))
-                        };
+                        let differs = |fill| !oracle.agrees(fill, at, true);
                         if differs(2 * n) || differs(2 * n + 1) {
                             wrong.push(format!("visible to {:?} though not known: {image:?}", known.identity));
                         }
@@ -211,18 +201,13 @@ impl<'a> Round<'a> {
                         Said::Raises(state) => Some(state.as_str()),
                         Said::Sees(_) => None,
                     });
-                    if !is_one_of(kind, states) && !self.several {
+                    if !is_one_of(kind, states) {
                         wrong.push(format!("incomplete images, {:?}: {kind:?}: {images:?}", known.identity));
                     }
                 }
             }
         }
         Ok(wrong)
-    }
-
-    /// A column of a domain that is never null.
-    fn must_be_there(&self, name: &str) -> bool {
-        self.table.columns.iter().any(|column| column.name == name && column.is_never_null())
     }
 
     fn show(&self, image: usize) -> String {
