@@ -5,7 +5,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 VENV := .cache/venv
 ARGS ?=
 
-.PHONY: dev build test check bench openapi fmt install-dev install-test
+.PHONY: dev build test check bench bench-visibility openapi fmt install-dev install-test
 
 # Everything in one process, with a database and a demo project. ARGS="--port 8000" and so on.
 dev: install-dev
@@ -31,6 +31,11 @@ check:
 bench: install-test
 	cargo build --release --workspace --bins
 	cargo run --release --package aura-bench -- $(ARGS)
+
+# What row security costs, and what others notice of a policy that fails. ARGS="--subscribers 100 --batches 1000".
+bench-visibility: install-test
+	cargo build --release --workspace --bins
+	cargo run --release --package aura-bench -- visibility-check visibility-engine isolation $(ARGS)
 
 # Writes the API's document anew.
 openapi:

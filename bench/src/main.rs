@@ -6,6 +6,7 @@ mod latency;
 mod lifecycle;
 mod peer;
 mod throughput;
+mod visibility;
 
 use anyhow::Result;
 use clap::Parser;
@@ -14,7 +15,7 @@ use serde_json::json;
 /// Figures of the product, next to `pg_recvlogical` where that can do the same.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Only these; all by default.
+    /// Only these; by default all but those of visibility.
     #[arg(value_enum)]
     figures: Vec<Figure>,
     /// Single-row transactions of the throughput figure.
@@ -29,6 +30,8 @@ struct Options {
     /// Changes per second of the latency figure.
     #[arg(long, default_value_t = 100)]
     rate: u32,
+    #[command(flatten)]
+    visibility: visibility::Options,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -39,6 +42,12 @@ enum Figure {
     Throughput,
     /// Stops, drains and take-overs.
     Lifecycle,
+    /// What a check costs, called directly.
+    VisibilityCheck,
+    /// What the whole worker makes of it.
+    VisibilityEngine,
+    /// What others notice of identities that fail.
+    Isolation,
 }
 
 #[tokio::main]
@@ -54,6 +63,16 @@ async fn main() -> Result<()> {
     }
     if wanted(Figure::Lifecycle) {
         lifecycle::run(options.rounds).await?.iter().for_each(show);
+    }
+    let asked = |figure| options.figures.contains(&figure);
+    if asked(Figure::VisibilityCheck) {
+        visibility::check::run(&options.visibility).await?;
+    }
+    if asked(Figure::VisibilityEngine) {
+        visibility::engine::run(&options.visibility).await?;
+    }
+    if asked(Figure::Isolation) {
+        show(&visibility::isolation::run(&options.visibility).await?);
     }
     Ok(())
 }
