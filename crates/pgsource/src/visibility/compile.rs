@@ -400,7 +400,7 @@ fn told(code: &str, name: &str, message: &str) -> CompileError {
 }
 
 /// Types and schemas may have other names since their facts were read.
-fn is_about_names(error: &SourceError) -> bool {
+pub(super) fn is_about_names(error: &SourceError) -> bool {
     let names = [SqlState::UNDEFINED_OBJECT, SqlState::INVALID_SCHEMA_NAME, SqlState::UNDEFINED_FUNCTION];
     error.sqlstate().is_some_and(|code| names.contains(code))
 }

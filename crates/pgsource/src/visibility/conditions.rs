@@ -16,7 +16,14 @@ use tokio_postgres::{
     types::{ToSql, Type},
 };
 
-use super::{VisibilityPool, circuit::Strikes, facts::Facts, sessions::Session, statement};
+use super::{
+    VisibilityPool,
+    compile::is_about_names,
+    facts::Facts,
+    sessions::{Session, Sessions},
+    standing::{Ask, Standing},
+    statement,
+};
 use crate::{
     SourceError,
     conditions::{Answers, Question, Shape, Symbol},
@@ -59,7 +66,8 @@ pub struct Tenant<'a> {
 #[derive(Default)]
 pub(super) struct Memory {
     facts: Mutex<HashMap<Shape, Arc<Facts>>>,
-    strikes: Mutex<Strikes<(ProjectId, Arc<Question>)>>,
+    /// Each is a group of its own: who is slow says nothing of the others.
+    standing: Standing<Arc<Question>, Arc<Question>, ProjectId>,
 }
 
 /// A statement that may run code of the tenant.
@@ -83,24 +91,34 @@ pub(super) enum Params {
 type Group = Vec<(Arc<Question>, Box<str>)>;
 
 impl VisibilityPool {
-    /// Asks PostgreSQL what is open and notes its answers. A question that raises an error or is late fails, as it does
-    /// while its circuit is open; all others are answered. `Err`: the source can't be reached, nothing is lost.
+    /// Asks PostgreSQL what is open and notes its answers. A question that raises an error or is late fails; one that was
+    /// late before fails at once, until a probe that nobody waits for went well. All others are answered. `Err`: the source
+    /// can't be reached, nothing is lost.
     pub async fn decide(&self, tenant: Tenant<'_>, answers: &mut Answers) -> Result<(), SourceError> {
         let deadline = Instant::now() + BUDGET;
         let mut groups: HashMap<(String, Shape, Symbol), Group> = HashMap::new();
+        let mut apart = Vec::new();
         for (question, values) in answers.take_open() {
-            if self.conditions.is_open(tenant.project, &question) {
-                values.into_iter().for_each(|value| answers.note(&question, value, None));
-                continue;
+            let pairs: Group = values.into_iter().map(|value| (Arc::clone(&question), value)).collect();
+            let asks = self.conditions.standing.how(&tenant.project, &question, [&question], Instant::now());
+            match asks.first() {
+                Some(Ask::Not { probe }) => {
+                    if *probe {
+                        self.probe(tenant, &question, &pairs).await?;
+                    }
+                    pairs.into_iter().for_each(|(question, value)| answers.note(&question, value, None));
+                }
+                Some(Ask::Apart) => apart.push(pairs),
+                _ => {
+                    let key = (question.role.clone(), question.shape(), question.symbol);
+                    groups.entry(key).or_default().extend(pairs);
+                }
             }
-            let group = groups.entry((question.role.clone(), question.shape(), question.symbol)).or_default();
-            group.extend(values.into_iter().map(|value| (Arc::clone(&question), value)));
         }
-        for ((role, shape, symbol), group) in groups {
-            let mut rest = group;
+        for mut rest in groups.into_values().chain(apart) {
             while !rest.is_empty() {
                 let chunk = take_chunk(&mut rest);
-                let found = self.group(tenant, &role, shape, symbol, &chunk, deadline).await?;
+                let found = self.group(tenant, &chunk, deadline).await?;
                 for ((question, value), answer) in chunk.into_iter().zip(found) {
                     answers.note(&question, value, answer);
                 }
@@ -113,40 +131,37 @@ impl VisibilityPool {
     async fn group(
         &self,
         tenant: Tenant<'_>,
-        role: &str,
-        shape: Shape,
-        symbol: Symbol,
         pairs: &[(Arc<Question>, Box<str>)],
         deadline: Instant,
     ) -> Result<Vec<Option<Option<bool>>>, SourceError> {
-        let nothing = || vec![None; pairs.len()];
-        let (Some(role), Some(facts)) = (asking_role(tenant, role), self.facts(shape, false).await?) else {
-            return Ok(nothing());
+        let (mut answers, first) = (vec![None; pairs.len()], &pairs[0].0);
+        let shape = first.shape();
+        let (Some(role), Some(facts)) = (asking_role(tenant, &first.role), self.facts(shape, false).await?) else {
+            return Ok(answers);
         };
-        let facts = match self.compare(tenant, &role, &facts, symbol, pairs).await {
-            Ok(found) => {
-                self.conditions.went_well(tenant.project, pairs);
-                return Ok(found.into_iter().map(Some).collect());
-            }
+        match self.compare(tenant, &role, &facts, pairs).await {
+            Ok(found) => return Ok(found.into_iter().map(Some).collect()),
             Err(Asked::Outage(error)) => return Err(error),
-            // A type or schema may have another name now.
-            Err(Asked::Raised(_)) => match self.facts(shape, true).await? {
-                Some(facts) => facts,
-                None => return Ok(nothing()),
-            },
-        };
-        let mut answers = nothing();
+            Err(Asked::Raised(error)) => {
+                let alone = pairs.iter().all(|(question, _)| Arc::ptr_eq(question, first));
+                if alone && !is_about_names(&error) {
+                    self.conditions.failed(tenant.project, first, &error);
+                    return Ok(answers);
+                }
+            }
+        }
+        // A type or schema may have another name now.
+        let Some(facts) = self.facts(shape, true).await? else { return Ok(answers) };
         let mut at = 0;
         for few in pairs.chunk_by(|a, b| Arc::ptr_eq(&a.0, &b.0)) {
-            let question = &few[0].0;
-            if Instant::now() < deadline && !self.conditions.is_open(tenant.project, question) {
-                match self.compare(tenant, &role, &facts, symbol, few).await {
+            if Instant::now() < deadline {
+                match self.compare(tenant, &role, &facts, few).await {
                     Ok(found) => {
-                        self.conditions.went_well(tenant.project, few);
-                        answers[at..at + few.len()].iter_mut().zip(found).for_each(|(slot, it)| *slot = Some(it));
+                        let slots = answers[at..at + few.len()].iter_mut();
+                        slots.zip(found).for_each(|(slot, it)| *slot = Some(it));
                     }
                     Err(Asked::Outage(error)) => return Err(error),
-                    Err(Asked::Raised(error)) => self.conditions.failed(tenant.project, question, &error),
+                    Err(Asked::Raised(error)) => self.conditions.failed(tenant.project, &few[0].0, &error),
                 }
             }
             at += few.len();
@@ -154,17 +169,35 @@ impl VisibilityPool {
         Ok(answers)
     }
 
+    /// Asks a question that was late once more, in the background.
+    async fn probe(
+        &self,
+        tenant: Tenant<'_>,
+        question: &Arc<Question>,
+        pairs: &[(Arc<Question>, Box<str>)],
+    ) -> Result<(), SourceError> {
+        let facts = self.facts(question.shape(), false).await?;
+        let Some((role, facts)) = asking_role(tenant, &question.role).zip(facts) else { return Ok(()) };
+        let probe = Probe::compare(&role, &facts, question.symbol, &texts(pairs), LIMIT);
+        let (project, password, question) = (tenant.project, tenant.password.clone(), Arc::clone(question));
+        let (sessions, memory) = (Arc::clone(&self.sessions), Arc::clone(&self.conditions));
+        tokio::spawn(async move {
+            match ask(&sessions, project, &password, std::slice::from_ref(&probe)).await {
+                Ok(_) => memory.standing.recovered(&project, &question),
+                Err(error) => memory.failed(project, &question, &error),
+            }
+        });
+        Ok(())
+    }
+
     async fn compare(
         &self,
         tenant: Tenant<'_>,
         role: &SqlName,
         facts: &Facts,
-        symbol: Symbol,
         pairs: &[(Arc<Question>, Box<str>)],
     ) -> Result<Vec<Option<bool>>, Asked> {
-        let pairs: Vec<(&str, &str)> =
-            pairs.iter().map(|(question, value)| (&**value, question.operand.as_str())).collect();
-        let probe = Probe::compare(role, facts, symbol, &pairs, LIMIT);
+        let probe = Probe::compare(role, facts, pairs[0].0.symbol, &texts(pairs), LIMIT);
         let rows = self.ask(tenant, std::slice::from_ref(&probe)).await?;
         let found: Vec<Option<bool>> = rows[0].try_get(0).map_err(|error| Asked::Raised(error.into()))?;
         if found.len() == pairs.len() {
@@ -176,22 +209,10 @@ impl VisibilityPool {
 
     /// Runs statements that may run code of the tenant, in one transaction; the first error ends it.
     pub(super) async fn ask(&self, tenant: Tenant<'_>, probes: &[Probe]) -> Result<Vec<Row>, Asked> {
-        let taken = self.sessions.take(tenant.project, tenant.password).await;
-        let session = match taken {
-            Ok(session) => session,
-            Err(error) => return Err(self.blame(error).await),
-        };
-        let limit = NETWORK + probes.iter().map(|probe| probe.limit).sum::<Duration>();
-        let late = SourceError::Timeout { what: "asking about a filter", limit };
-        let asked = tokio::time::timeout(limit, run(&session, probes)).await.unwrap_or(Err(late));
-        match asked {
+        match ask(&self.sessions, tenant.project, tenant.password, probes).await {
+            Ok(rows) => Ok(rows),
             Err(error) if error.is_connection_error() => Err(self.blame(error).await),
-            asked => {
-                if clean(&session).await {
-                    self.sessions.put_back(session);
-                }
-                asked.map_err(Asked::Raised)
-            }
+            Err(error) => Err(Asked::Raised(error)),
         }
     }
 
@@ -233,24 +254,14 @@ pub(super) enum Asked {
 }
 
 impl Memory {
-    fn is_open(&self, project: ProjectId, question: &Arc<Question>) -> bool {
-        let strikes = lock(&self.strikes);
-        !strikes.is_empty() && strikes.is_open(&(project, Arc::clone(question)), Instant::now())
-    }
-
-    fn went_well(&self, project: ProjectId, pairs: &[(Arc<Question>, Box<str>)]) {
-        let mut strikes = lock(&self.strikes);
-        if !strikes.is_empty() {
-            pairs.iter().for_each(|(question, _)| strikes.went_well(&(project, Arc::clone(question))));
-        }
-    }
-
     fn failed(&self, project: ProjectId, question: &Arc<Question>, error: &SourceError) {
         // Neither values nor operands: both are users' data.
         tracing::warn!(%project, operator = question.symbol.name(), column_type = question.column_type, code = ?error.sqlstate(),
             "a filter's condition could not be decided");
         if is_late(error) {
-            lock(&self.strikes).timed_out((project, Arc::clone(question)), Instant::now());
+            self.standing.timed_out(&project, question, question, Instant::now());
+        } else {
+            self.standing.raised(&project, question, question, Instant::now());
         }
     }
 }
@@ -348,6 +359,10 @@ pub(super) fn asking_role(tenant: Tenant<'_>, word: &str) -> Option<SqlName> {
     roles::allowed_role(tenant.project, word, tenant.extra_roles)
 }
 
+fn texts(pairs: &[(Arc<Question>, Box<str>)]) -> Vec<(&str, &str)> {
+    pairs.iter().map(|(question, value)| (&**value, question.operand.as_str())).collect()
+}
+
 /// Takes as many pairs as one statement is to compare. All of one question stay together where they fit.
 fn take_chunk(rest: &mut Group) -> Group {
     let mut bytes = 0;
@@ -358,6 +373,23 @@ fn take_chunk(rest: &mut Group) -> Group {
     let count = rest.iter().take(CHUNK_PAIRS).take_while(fits).count().max(1);
     let later = rest.split_off(count);
     std::mem::replace(rest, later)
+}
+
+/// A connection that is late or broken isn't used again.
+async fn ask(
+    sessions: &Sessions,
+    project: ProjectId,
+    password: &SecretString,
+    probes: &[Probe],
+) -> Result<Vec<Row>, SourceError> {
+    let session = sessions.take(project, password).await?;
+    let limit = NETWORK + probes.iter().map(|probe| probe.limit).sum::<Duration>();
+    let late = SourceError::Timeout { what: "asking about a filter", limit };
+    let asked = tokio::time::timeout(limit, run(&session, probes)).await.unwrap_or(Err(late));
+    if !asked.as_ref().is_err_and(SourceError::is_connection_error) && clean(&session).await {
+        sessions.put_back(session);
+    }
+    asked
 }
 
 async fn run(session: &Session, probes: &[Probe]) -> Result<Vec<Row>, SourceError> {

@@ -18,7 +18,6 @@ use crate::{
     roles,
 };
 
-mod circuit;
 mod compile;
 mod conditions;
 mod explain;
@@ -57,7 +56,7 @@ pub struct VisibilityPool {
     own: OwnLogin,
     /// Shared with the probes that nobody waits for.
     sessions: Arc<Sessions>,
-    conditions: conditions::Memory,
+    conditions: Arc<conditions::Memory>,
     identities: Arc<Identities>,
     /// Database roles whose policies can't be asked for many at once, though they could be written so.
     forms: Standing<String, ()>,
@@ -156,7 +155,7 @@ impl VisibilityPool {
             sessions: Arc::new(sessions),
             identities: Arc::default(),
             forms: Standing::default(),
-            conditions: conditions::Memory::default(),
+            conditions: Arc::default(),
         }
     }
 

@@ -38,9 +38,10 @@ pub(crate) enum Ask {
     },
 }
 
-/// See the module. `K` is asked; the circuit of a `G` opens for all of its members.
+/// See the module. `K` is asked; the circuit of a `G` opens for all of its members. What is said of one `T`, a table
+/// unless said otherwise, says nothing of another.
 #[derive(Debug)]
-pub(crate) struct Standing<K, G>(Mutex<HashMap<Relation, HashMap<K, Entry<G>>>>);
+pub(crate) struct Standing<K, G, T = Relation>(Mutex<HashMap<T, HashMap<K, Entry<G>>>>);
 
 #[derive(Debug)]
 struct Entry<G> {
@@ -55,17 +56,17 @@ enum Fault {
     TimedOut { strikes: u32, probing: bool },
 }
 
-impl<K, G> Default for Standing<K, G> {
+impl<K, G, T> Default for Standing<K, G, T> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<K: Hash + Eq + Clone, G: PartialEq + Clone> Standing<K, G> {
+impl<K: Hash + Eq + Clone, G: PartialEq + Clone, T: Hash + Eq + Clone> Standing<K, G, T> {
     /// How to ask each of `who`, members of the `group`.
     pub(crate) fn how<'k>(
         &self,
-        relation: &Relation,
+        relation: &T,
         group: &G,
         who: impl IntoIterator<Item = &'k K>,
         now: Instant,
@@ -87,7 +88,7 @@ impl<K: Hash + Eq + Clone, G: PartialEq + Clone> Standing<K, G> {
     }
 
     /// Whether somebody must not be asked though a check has begun.
-    pub(crate) fn is_open(&self, relation: &Relation, group: &G, key: &K) -> bool {
+    pub(crate) fn is_open(&self, relation: &T, group: &G, key: &K) -> bool {
         let tables = self.lock();
         let timed_out = |entry: &Entry<G>| matches!(entry.fault, Fault::TimedOut { .. });
         let open = |table: &HashMap<K, Entry<G>>| table.get(key).is_some_and(timed_out) || group_is_open(table, group);
@@ -95,12 +96,12 @@ impl<K: Hash + Eq + Clone, G: PartialEq + Clone> Standing<K, G> {
     }
 
     /// The check raised an error.
-    pub(crate) fn raised(&self, relation: &Relation, group: &G, key: &K, now: Instant) {
+    pub(crate) fn raised(&self, relation: &T, group: &G, key: &K, now: Instant) {
         self.note(relation, group, key, now, |_| Fault::Raised);
     }
 
     /// The check ran into the limit.
-    pub(crate) fn timed_out(&self, relation: &Relation, group: &G, key: &K, now: Instant) {
+    pub(crate) fn timed_out(&self, relation: &T, group: &G, key: &K, now: Instant) {
         self.note(relation, group, key, now, |before| match before {
             Some(Fault::TimedOut { strikes, .. }) => Fault::TimedOut { strikes: strikes + 1, probing: false },
             _ => Fault::TimedOut { strikes: 1, probing: false },
@@ -109,7 +110,7 @@ impl<K: Hash + Eq + Clone, G: PartialEq + Clone> Standing<K, G> {
 
     /// A probe went well. (Who raised an error stays apart for a while: what it is asked together with others may fail
     /// where it doesn't.)
-    pub(crate) fn recovered(&self, relation: &Relation, key: &K) {
+    pub(crate) fn recovered(&self, relation: &T, key: &K) {
         let mut tables = self.lock();
         let Some(table) = tables.get_mut(relation) else { return };
         table.remove(key);
@@ -118,7 +119,7 @@ impl<K: Hash + Eq + Clone, G: PartialEq + Clone> Standing<K, G> {
         }
     }
 
-    fn note(&self, relation: &Relation, group: &G, key: &K, now: Instant, fault: impl FnOnce(Option<Fault>) -> Fault) {
+    fn note(&self, relation: &T, group: &G, key: &K, now: Instant, fault: impl FnOnce(Option<Fault>) -> Fault) {
         let mut tables = self.lock();
         let table = tables.entry(relation.clone()).or_default();
         if table.len() >= MAX_REMEMBERED
@@ -131,7 +132,7 @@ impl<K: Hash + Eq + Clone, G: PartialEq + Clone> Standing<K, G> {
     }
 
     /// Consistent at every step, so a panic elsewhere doesn't matter.
-    fn lock(&self) -> MutexGuard<'_, HashMap<Relation, HashMap<K, Entry<G>>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<T, HashMap<K, Entry<G>>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
