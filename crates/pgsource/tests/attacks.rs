@@ -3,12 +3,15 @@
 //! Each attack is one SQL text that answers whether it gained what it was after. It runs where a policy of the shop leads,
 //! before an honest identity of the same batch; the row that only success shows must stay hidden.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use aura_domain::Claims;
-use aura_pgsource::Identity;
+use aura_pgsource::{Identity, SourceUrl, SqlConnection, connect_sql};
 use serde_json::json;
 
 use crate::{
+    conditions::compile,
     tenant::{ALICE, BOB, Tenants, all_seen, image},
     visibility::note,
 };
@@ -52,8 +55,8 @@ pub(crate) async fn store(tenants: &Tenants, attacks: &[(String, String)]) -> Re
     Ok(())
 }
 
-/// The other tenant's treasure, a slot with log to read, and what else there is to steal.
-async fn treasures(tenants: &Tenants) -> Result<()> {
+/// The other tenant's treasure, a slot with log to read, and what else there is to steal; a session of his policies.
+async fn treasures(tenants: &Tenants) -> Result<SqlConnection> {
     tenants.run("create table bank.accounts (id int, owner text); insert into bank.accounts values (1, 'eve')").await?;
     tenants
         .superuser
@@ -66,7 +69,9 @@ async fn treasures(tenants: &Tenants) -> Result<()> {
             format!("create extension if not exists {extension} schema public; grant usage on schema public to public");
         assert!(tenants.superuser.batch_execute(&sql).await.is_ok(), "{extension} comes with PostgreSQL");
     }
-    Ok(())
+    let login = format!("p_{}_visibility", tenants.bank);
+    let url = SourceUrl::parse(&tenants.postgres.url_as(&login, "it's%20secret", "postgres"))?;
+    Ok(connect_sql(&url, "aura-visibility", None, Duration::from_secs(10)).await?)
 }
 
 /// Becoming somebody else.
@@ -151,6 +156,8 @@ const DEEDS: &[&str] = &[
     "select bool_or(pg_terminate_backend(pid)) from pg_stat_activity where usename = 'aura_owner'",
     "select bool_or(pg_cancel_backend(pid)) from pg_stat_activity where usename = 'aura_owner'",
     "select bool_or(pg_terminate_backend(pid)) from pg_stat_activity where usename = 'postgres'",
+    "select bool_or(pg_terminate_backend(pid)) from pg_stat_activity where usename ~ '_visibility$' and usename <> session_user",
+    "select bool_or(pg_cancel_backend(pid)) from pg_stat_activity where usename ~ '_visibility$' and usename <> session_user",
     "select pg_reload_conf()",
     "select pg_switch_wal() is not null",
     "select pg_create_restore_point('mine') is not null",
@@ -209,7 +216,7 @@ async fn nothing_gained(tenants: &Tenants, attacks: &[(String, String)]) -> Resu
 async fn r_rls_9_a_policy_becomes_nobody_else() -> Result<()> {
     let tenants = Tenants::start().await?;
     attackable(&tenants).await?;
-    treasures(&tenants).await?;
+    let _neighbour = treasures(&tenants).await?;
     let attacks = roles(&tenants);
     store(&tenants, &attacks).await?;
     nothing_gained(&tenants, &attacks).await
@@ -219,10 +226,11 @@ async fn r_rls_9_a_policy_becomes_nobody_else() -> Result<()> {
 async fn r_rls_9_a_policy_reads_and_does_nothing_that_is_not_its_tenant_s() -> Result<()> {
     let tenants = Tenants::start().await?;
     attackable(&tenants).await?;
-    treasures(&tenants).await?;
+    let neighbour = treasures(&tenants).await?;
     let attacks = [named(READS), named(DEEDS)].concat();
     store(&tenants, &attacks).await?;
     nothing_gained(&tenants, &attacks).await?;
+    neighbour.batch_execute("select").await?;
     let slots = "select array_agg(slot_name::text) from pg_replication_slots";
     assert_eq!(tenants.superuser.query_one(slots, &[]).await?.get::<_, Vec<String>>(0), ["aura_probe"]);
     Ok(())
@@ -233,7 +241,7 @@ async fn r_rls_9_a_policy_reads_and_does_nothing_that_is_not_its_tenant_s() -> R
 async fn r_rls_9_domains_casts_and_operators_gain_no_more_than_policies() -> Result<()> {
     let tenants = Tenants::start().await?;
     tenants.run(ATTACK).await?;
-    treasures(&tenants).await?;
+    let _neighbour = treasures(&tenants).await?;
     let attacks = [roles(&tenants), named(READS), named(DEEDS)].concat();
     store(&tenants, &attacks).await?;
     tenants
@@ -274,5 +282,64 @@ async fn r_rls_9_domains_casts_and_operators_gain_no_more_than_policies() -> Res
             "{way}: it is called"
         );
     }
+    Ok(())
+}
+
+/// A filter's value is cast to the column's type when somebody joins: its CHECK runs then, and may do no more.
+#[tokio::test]
+async fn r_rls_9_values_of_filters_gain_no_more_than_policies() -> Result<()> {
+    let tenants = Tenants::start().await?;
+    tenants.run(ATTACK).await?;
+    let _neighbour = treasures(&tenants).await?;
+    let attacks = [roles(&tenants), named(READS), named(DEEDS)].concat();
+    let attacks: Vec<_> = attacks.into_iter().zip(0..).map(|((_, sql), n)| (format!("a{n}"), sql)).collect();
+    store(&tenants, &attacks).await?;
+    tenants
+        .run(
+            "create domain shop.spied as text check (shop.attack(value));
+             create table shop.t (id int primary key, d shop.spied); grant select on shop.t to {authenticated}",
+        )
+        .await?;
+    let mut gained = Vec::new();
+    for (name, sql) in &attacks {
+        if compile(&tenants, "t", &format!("d=eq.{name}")).await.is_ok() {
+            gained.push(sql);
+        }
+    }
+    assert!(gained.is_empty(), "{gained:#?}");
+    assert!(compile(&tenants, "t", "d=eq.none").await.is_ok(), "it is called");
+    Ok(())
+}
+
+/// Claims are users' data: a policy that is judged for one finds nothing of the others that are judged with him.
+#[tokio::test]
+async fn r_rls_9_a_policy_finds_no_claims_of_others() -> Result<()> {
+    let tenants = Tenants::start().await?;
+    attackable(&tenants).await?;
+    let attacks = [
+        "select bool_or(query like '%treasure%') from pg_stat_activity where pid = pg_backend_pid()",
+        "select bool_or(query like '%treasure%') from pg_stat_activity",
+        "select current_query() like '%treasure%'",
+        "select bool_or(statement like '%treasure%') from pg_prepared_statements",
+        "select bool_or(statement like '%treasure%') from pg_cursors",
+        "select bool_or(setting like '%treasure%') from pg_settings",
+        "select current_setting('request.jwt.claims') like '%treasure%'",
+        "select bool_or(s.v like '%treasure%') from unnest(array['', 's', 'user', 'email', 'role', 'sub', 'headers']) as n (n),
+            lateral (select current_setting('request.jwt.claim.' || n.n, true) as v) s",
+    ];
+    let attacks: Vec<_> = attacks.iter().zip(0..).map(|(sql, n)| (format!("c{n}"), (*sql).to_owned())).collect();
+    store(&tenants, &attacks).await?;
+    let images = [note("1", Some(ALICE)), note("2", Some(BOB))];
+    let claims = json!({"sub": BOB, "role": "authenticated", "secret": "treasure"});
+    let bob = Identity { role: "authenticated".to_owned(), claims: Claims::from_payload(&claims)? };
+    for (name, sql) in &attacks {
+        let outcome = tenants.check("notes", &images, &[bob.clone(), attacker(name), bob.clone()]).await?;
+        let seen = all_seen(&outcome);
+        assert!(seen[0] == "01" && seen[1] != "10" && seen[2] == "01", "{sql}: {seen:?}");
+    }
+    // Where it is, it is found.
+    let claims = json!({"sub": ALICE, "role": "authenticated", "secret": "treasure", "how": attacks[6].0});
+    let alice = Identity { role: "authenticated".to_owned(), claims: Claims::from_payload(&claims)? };
+    assert_eq!(all_seen(&tenants.check("notes", &images, &[alice]).await?), ["10"]);
     Ok(())
 }

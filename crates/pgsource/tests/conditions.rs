@@ -11,7 +11,7 @@ use aura_pgsource::{
 
 use crate::tenant::{Tenants, image, relation};
 
-async fn compile(tenants: &Tenants, table: &str, filter: &str) -> Result<Vec<Arc<Compiled>>, String> {
+pub(crate) async fn compile(tenants: &Tenants, table: &str, filter: &str) -> Result<Vec<Arc<Compiled>>, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let conditions = parse(filter).map_err(|error| text(&error))?;
     let relation = relation("shop", table).expect("a name");
