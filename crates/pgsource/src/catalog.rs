@@ -30,6 +30,8 @@ pub struct TableCatalog {
     pub replica_identity: char,
     /// Whether row security is on, for whomever it applies to.
     pub row_security_enabled: bool,
+    /// Whether bootstrap's `aura_source.judge` is there, and ours.
+    pub(crate) judge: bool,
     /// In `attnum` order, without dropped ones.
     pub columns: Vec<Column>,
     policies: Vec<Policy>,
@@ -127,6 +129,8 @@ pub(crate) struct RawTable {
     kind: char,
     identity: char,
     row_security: bool,
+    #[serde(default)]
+    judge: bool,
     columns: Vec<RawColumn>,
     key: Vec<i16>,
     policies: Vec<RawPolicy>,
@@ -180,6 +184,7 @@ impl RawTable {
             kind: self.kind,
             replica_identity: self.identity,
             row_security_enabled: self.row_security,
+            judge: self.judge,
             roles: entries.collect(),
             columns,
             policies,

@@ -7,6 +7,13 @@ select pg_current_snapshot()::text, (
         'kind', c.relkind,
         'identity', c.relreplident,
         'row_security', c.relrowsecurity,
+        -- Who may make schemas may have made ours before us: only a role that no tenant has is believed.
+        'judge', (select coalesce(bool_and((f.rolsuper or f.rolcreaterole) and (s.rolsuper or s.rolcreaterole)), false)
+            from pg_namespace n
+            join pg_proc p on p.pronamespace = n.oid and p.proname = 'judge'
+            join pg_roles f on f.oid = p.proowner
+            join pg_roles s on s.oid = n.nspowner
+            where n.nspname = 'aura_source'),
         'columns', array(
             -- Not a join: it would be planned as a scan of pg_type, which has two rows for every table there is.
             select json_build_array(a.attnum, a.attname, a.atttypid::int8,

@@ -166,7 +166,9 @@ const FACTS_SQL: &str = "select r.rolname::text, r.rolsuper, r.rolreplication, c
              where m.roleid = p.oid and l.rolname ~ '^p_[0-9a-f-]{36}_visibility$') order by 1 limit 5), \
      (select coalesce(database::text, '') from pg_replication_slots where slot_name = $1::text), \
      not exists (select from pg_roles where rolname = 'aura_authenticated') or exists (select from pg_proc p \
-         join pg_namespace n on n.oid = p.pronamespace where n.nspname = 'aura_source' and p.proname = 'judge') \
+         join pg_namespace n on n.oid = p.pronamespace join pg_roles f on f.oid = p.proowner \
+         join pg_roles s on s.oid = n.nspowner where n.nspname = 'aura_source' and p.proname = 'judge' \
+         and (f.rolsuper or f.rolcreaterole) and (s.rolsuper or s.rolcreaterole)) \
      from pg_roles r where r.rolname = session_user";
 
 impl Facts {
@@ -221,11 +223,12 @@ impl Facts {
         }
         if !self.judge {
             let evidence =
-                "aura_source.judge is missing: policies are asked for one identity after the other".to_owned();
+                "aura_source.judge is missing, or was made by somebody else: policies are asked for one identity after the other".to_owned();
             found.push(Finding::warning(
                 "judge_missing",
                 evidence,
-                "make a project: that bootstraps the source".to_owned(),
+                "drop the schema aura_source if it is there, then make a project: that bootstraps the source"
+                    .to_owned(),
             ));
         }
         if !self.foreign_roles.is_empty() {

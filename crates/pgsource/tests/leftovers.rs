@@ -158,3 +158,27 @@ async fn r_rls_6_forged_errors_and_endless_code_concern_their_identity_alone() -
     }
     Ok(())
 }
+
+/// On a database where others may make schemas, one of them may have made ours before us: whatever stands under the judge's
+/// name is code of somebody else, and would say who sees what, as every tenant.
+#[tokio::test]
+async fn r_rls_9_a_judge_that_somebody_else_made_is_not_asked() -> Result<()> {
+    let tenants = Tenants::start().await?;
+    attackable(&tenants).await?;
+    tenants
+        .superuser
+        .batch_execute(
+            "drop schema aura_source cascade; create role mallory; grant create on database postgres to mallory; set role mallory;
+             create schema aura_source; grant usage on schema aura_source to public;
+             create function aura_source.judge(query text, images anyarray, claims text[], subjects text[], role_name text,
+                word text, time_limit text) returns table (who int8, seen int8[]) language sql as
+                'select n, array[1, 2]::int8[] from generate_series(1, cardinality(claims)) n';
+             reset role",
+        )
+        .await?;
+    tenants.admin.bootstrap().await?;
+    let images = [note("1", Some(ALICE)), note("2", Some(BOB))];
+    let who = [user(ALICE), user(BOB), attacker("none")];
+    assert_eq!(all_seen(&tenants.check("notes", &images, &who).await?), ["10", "01", "10"]);
+    Ok(())
+}

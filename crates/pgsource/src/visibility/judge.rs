@@ -89,6 +89,9 @@ impl Judge<'_> {
         }
         let mut failed = 0;
         loop {
+            if form == Form::Looped && self.question.bound && self.question.looped.is_none() {
+                return self.one_by_one(failed).await;
+            }
             match self.shared(form).await {
                 Ok(Shared::Good(answers)) => {
                     if form == Form::Looped && self.question.joined.is_some() {
@@ -201,7 +204,7 @@ impl Judge<'_> {
             let (claims, subs) = texts.first(chunk.len());
             // Valid JSON, whoever asks for it: those who are judged are named in the statement.
             steps.push(self.become_one("{}", "", SHARED_LIMIT_MS));
-            steps.extend(self.question.bound.then(|| self.many_step(form, claims, subs)));
+            steps.extend(self.question.bound.then(|| self.many_step(form, claims, subs)).flatten());
         }
         for (claims, sub) in texts.rest(chunk.len()) {
             steps.extend([
@@ -231,12 +234,13 @@ impl Judge<'_> {
         Step::Alone { sql: &self.question.alone, images: &self.question.rows }
     }
 
-    fn many_step<'b>(&'b self, form: Form, claims: &'b [&'b str], subs: &'b [String]) -> Step<'b> {
-        let Question { role, word, rows: images, joined, looped: (sql, query), .. } = self.question;
-        match joined {
-            Some(sql) if form == Form::Joined => Step::Joined { sql, images, claims, subs, word },
-            _ => Step::Looped { sql, query, images, who: Many { claims, subs, role, word, limit: SHARED_LIMIT_MS } },
+    fn many_step<'b>(&'b self, form: Form, claims: &'b [&'b str], subs: &'b [String]) -> Option<Step<'b>> {
+        let Question { role, word, rows: images, joined, looped, .. } = self.question;
+        if let Some(sql) = joined.as_ref().filter(|_| form == Form::Joined) {
+            return Some(Step::Joined { sql, images, claims, subs, word });
         }
+        let (sql, query) = looped.as_ref()?;
+        Some(Step::Looped { sql, query, images, who: Many { claims, subs, role, word, limit: SHARED_LIMIT_MS } })
     }
 
     /// Reads the answers about many.
