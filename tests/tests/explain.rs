@@ -1,9 +1,9 @@
 //! `POST /v1/projects/{project}/explain`, asked as an operator would: why did this subscription (not) get that change?
 
 use anyhow::{Context, Result};
-use aura_testkit::eventually_some;
+use aura_testkit::{eventually, eventually_some};
 use serde_json::{Value, json};
-use system_tests::{ALICE, Answer, BOB, PATIENCE, Project, Split, curl};
+use system_tests::{ALICE, Answer, BOB, PATIENCE, Project, Split, SplitOptions, Subscriber, curl};
 use tokio_postgres::Client as Sql;
 
 /// Rows of a table with row security, a column that nobody may read, and policies that hide and raise.
@@ -22,7 +22,11 @@ struct Desk {
 
 impl Desk {
     async fn start() -> Result<Self> {
-        let split = Split::start().await?;
+        Self::start_with(SplitOptions::default()).await
+    }
+
+    async fn start_with(options: SplitOptions) -> Result<Self> {
+        let split = Split::start_with(options).await?;
         let project = split.project("tenant").await?;
         let sql = project.sql().await?;
         sql.batch_execute(NOTES).await?;
@@ -199,6 +203,56 @@ async fn explain_says_what_it_does_not_know() -> Result<()> {
     // One of another table.
     let explained = desk.explained(&json!({"subscription": alice(&json!({})), "change": {"position": first}})).await?;
     assert_fails_at(&explained, "binding");
+    Ok(())
+}
+
+/// The log switch says the same while it happens, and no value of a row.
+#[tokio::test]
+async fn explain_in_the_log_has_a_line_per_verdict_without_values() -> Result<()> {
+    let desk = Desk::start_with(SplitOptions::default().worker("CDC_EXPLAIN", "all")).await?;
+    let _anon = Subscriber::start(&desk.project, "notes").await?;
+    let wanted = |position: String, words: [&'static str; 2]| {
+        move |line: &str| {
+            line.contains("aura::explain") && line.contains(&position) && words.iter().all(|w| line.contains(w))
+        }
+    };
+    let worker = &desk.split.worker.process;
+    worker.line(PATIENCE, wanted(desk.insert(5, "classified").await?, ["sent", "anon"])).await?;
+    worker
+        .line(PATIENCE, wanted(desk.insert(6, "classified").await?, ["dropped", "Row security hides the row"]))
+        .await?;
+    worker.line(PATIENCE, wanted(desk.insert(4, "classified").await?, ["dropped", "A policy raised an error"])).await?;
+    let told: Vec<_> = worker.lines().into_iter().filter(|line| line.contains("aura::explain")).collect();
+    assert!(!told.iter().any(|line| line.contains("classified") || line.contains(ALICE)), "{told:?}");
+    Ok(())
+}
+
+/// Denied, counted, and told to whom it concerns by an error that comes once.
+#[tokio::test]
+async fn r_rls_4_a_policy_on_a_system_column_is_told_to_its_subscribers() -> Result<()> {
+    let desk = Desk::start().await?;
+    desk.project.table("odd").await?;
+    let policy =
+        "alter table odd enable row level security; create policy sys on odd for select using (ctid is not null)";
+    desk.sql.batch_execute(policy).await?;
+    let warned = desk.project.enable("odd").await?;
+    assert!(warned["warnings"].as_array().is_some_and(|all| all.iter().any(|w| w["code"] == "policy_not_judgeable")));
+    let subscriber = Subscriber::start(&desk.project, "odd").await?;
+    desk.sql.batch_execute("insert into odd values (1, 'x')").await?;
+    let errors = || {
+        let said = subscriber.seen().said;
+        said.iter().filter(|said| said["status"] == "error").map(|said| said["message"].clone()).collect::<Vec<_>>()
+    };
+    eventually(PATIENCE, || async { !errors().is_empty() }).await.with_context(|| desk.split.logs())?;
+    desk.sql.batch_execute("insert into odd values (2, 'x')").await?;
+    eventually(PATIENCE, || async { subscriber.seen().gaps.iter().any(|gap| gap.reason == "not_judgeable") }).await?;
+    let errors = errors();
+    assert!(errors.len() == 1 && errors[0].as_str().is_some_and(|text| text.contains("public.odd")), "{errors:?}");
+    assert!(subscriber.seen().changes.is_empty(), "denied");
+    assert!(desk.split.worker.metric("cdc_not_judgeable_total").await?.is_some_and(|count| count >= 2.0));
+    let explained = desk.explained(&json!({"subscription": {"table": "odd", "role": "anon"}})).await?;
+    assert_fails_at(&explained, "policies");
+    assert_eq!(step(&explained, "policies")["detail"]["error"], json!("not_judgeable"), "{explained:#}");
     Ok(())
 }
 

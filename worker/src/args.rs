@@ -8,7 +8,7 @@ use aura_store::{NewSource, Plugin, SlotRecreate, Store};
 use secrecy::SecretString;
 
 use crate::{
-    WorkerSettings, container,
+    ExplainLog, WorkerSettings, container,
     lease::{LeaseKind, NoBackend},
 };
 
@@ -69,6 +69,10 @@ pub struct WorkerArgs {
     /// 0 = none.
     #[arg(long, env = "CDC_EXPLAIN_MEMORY", default_value = "4MiB", value_parser = bytes)]
     explain_memory: usize,
+    /// Logs every verdict, one line per change and subscription without a row's values, of these projects: ids separated by
+    /// commas, or all.
+    #[arg(long, env = "CDC_EXPLAIN", default_value = "", value_name = "PROJECTS")]
+    explain: ExplainLog,
     /// Where leases are kept; auto is the cluster in a pod that may talk to it, else the platform database.
     #[arg(long, env = "LEASE_BACKEND", default_value = "auto", value_enum)]
     lease_backend: LeaseKind,
@@ -137,6 +141,7 @@ impl WorkerArgs {
             watchdog_limit: self.watchdog_limit,
             max_event_bytes: self.max_event_bytes,
             explain_memory: self.explain_memory,
+            explain_log: self.explain.clone(),
             lease_duration: Duration::from_secs(self.lease_duration_secs),
             pod: self.pod(),
             ..WorkerSettings::default()

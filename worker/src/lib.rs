@@ -35,6 +35,7 @@ use aura_kit::{Failure, ShutdownHandle};
 use aura_lease::{LeaseBackend, worker_id};
 use aura_store::{Store, StoreError};
 use axum::Router;
+pub use explain::ExplainLog;
 pub use lease::{LeaseKind, NoBackend};
 pub use register::{RegisterError, register};
 use secrecy::SecretString;

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use aura_lease::Pod;
 
-use crate::engine::BATCH_BYTES;
+use crate::{engine::BATCH_BYTES, explain::ExplainLog};
 
 /// What a worker needs besides the rows that it holds (R-MEM-9), what eight engines remember by default included.
 const BESIDES: u64 = 64 << 20;
@@ -49,6 +49,8 @@ pub struct WorkerSettings {
     pub max_event_bytes: usize,
     /// `CDC_EXPLAIN_MEMORY`: bytes of recent changes that each engine keeps, to tell why somebody did or did not get one.
     pub explain_memory: usize,
+    /// `CDC_EXPLAIN`: whose verdicts are logged, one line per (change, subscription).
+    pub explain_log: ExplainLog,
     /// Visibility connections per source (R-RLS-9).
     pub visibility_connections: usize,
 }
@@ -72,6 +74,7 @@ impl Default for WorkerSettings {
             lease_duration: Duration::from_secs(15),
             max_event_bytes: 8 << 20,
             explain_memory: EXPLAIN_MEMORY,
+            explain_log: ExplainLog::Off,
             visibility_connections: 16,
         }
     }

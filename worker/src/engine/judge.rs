@@ -25,12 +25,12 @@ use super::{
     placing::{Placed, Slice, TableBatch},
     registry::RegisteredTable,
     shard::Row,
-    unjudged,
+    unjudged, verdict_log,
     vitals::Vitals,
 };
 use crate::{
     encode::{Encoder, OldRow, Projection},
-    explain::{Fate, Recent},
+    explain::{ExplainLog, Fate, Recent},
     subs::{control::Control, index::ActiveSubscription},
 };
 
@@ -57,6 +57,7 @@ pub(crate) struct Judge {
     pub(super) gaps: Arc<Gaps>,
     /// What became of the rows, should somebody ask.
     pub(super) recent: Arc<Recent>,
+    pub(super) explain_log: ExplainLog,
     /// Highest `seq` that each project's messages have used, received or not.
     pub(crate) issued: Mutex<HashMap<ProjectId, u64>>,
 }
@@ -136,7 +137,11 @@ impl Judge {
                 self.ended(row, Fate::Disabled(Timestamp::now()));
                 continue;
             }
-            let Some(table) = outcome.table.as_ref().filter(|_| outcome.oid_matches) else {
+            let table = outcome.table.as_ref().filter(|_| outcome.oid_matches);
+            if self.explain_log.wants(lane.project) {
+                verdict_log::write(&self.control, row, placed, table.map(|table| &**table), outcome);
+            }
+            let Some(table) = table else {
                 skipped += 1;
                 self.ended(row, Fate::Lost(Timestamp::now(), GapReason::TableChanged));
                 continue;
@@ -417,7 +422,7 @@ fn encoder<'e>(encoders: &'e mut HashMap<u32, Encoder>, row: &Row, table: &Arc<T
 }
 
 /// What the subscriber sees of the row; `None` = nothing. Only a positive verdict shows anything.
-fn projection(
+pub(super) fn projection(
     sub: &ActiveSubscription,
     verdict: &Verdict,
     placed: &Placed,

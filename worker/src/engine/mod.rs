@@ -25,6 +25,7 @@ pub(crate) mod shard;
 mod slot;
 mod tasks;
 mod unjudged;
+mod verdict_log;
 pub(crate) mod vitals;
 mod zombie;
 
@@ -370,6 +371,7 @@ impl Engine {
             outages: Arc::clone(&self.outages),
             gaps: Arc::clone(&self.gaps),
             recent: Arc::clone(&self.recent),
+            explain_log: self.deps.settings.explain_log.clone(),
             issued: Mutex::default(),
         }
     }

@@ -3,6 +3,7 @@
 
 mod claims;
 mod filter;
+mod log;
 mod recent;
 mod row;
 mod steps;
@@ -19,12 +20,14 @@ use aura_domain::{
     ProjectId,
     explain::{Answer, Question},
 };
+pub use log::ExplainLog;
 pub(crate) use recent::{Fate, Recent};
 use tokio::{
     sync::{Semaphore, watch},
     time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+pub(crate) use verdict::error;
 
 use crate::{engine::report::Covered, subs::control::Control};
 

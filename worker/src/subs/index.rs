@@ -259,6 +259,14 @@ impl SubscriptionIndex {
         matched
     }
 
+    /// Every subscription that delivers from this table, whatever its filter.
+    pub(crate) fn of_table(&self, key: &TableKey) -> Vec<Arc<ActiveSubscription>> {
+        let wildcards = key.patterns().into_iter().filter_map(|pattern| self.wildcards.get(&pattern));
+        let mut found: Vec<_> = wildcards.flat_map(BTreeMap::values).cloned().collect();
+        found.extend(self.tables.get(key).into_iter().flat_map(TableIndex::all).cloned());
+        found
+    }
+
     /// Wildcards with a filter that isn't compiled for this table yet.
     pub(crate) fn uncompiled(&self, key: &TableKey) -> Vec<Subscription> {
         if self.filtered.is_empty() {

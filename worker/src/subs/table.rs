@@ -94,6 +94,10 @@ impl TableIndex {
         self.all.contains_key(&sub_id)
     }
 
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<ActiveSubscription>> {
+        self.all.values()
+    }
+
     /// Adds the subscriptions that want the row.
     pub(super) fn matching(&self, kind: ChangeKind, image: &Image, answers: &mut Answers, matched: &mut Matched) {
         matched.found.extend(self.unfiltered.values().filter(|sub| sub.wants(kind)).cloned());
