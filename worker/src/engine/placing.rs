@@ -4,7 +4,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use aura_bus::Message;
-use aura_domain::{Image, Position, SubId};
+use aura_domain::{Image, Position};
 use aura_flow::Reservation;
 use aura_pgsource::{conditions::Answers, visibility::Identity};
 
@@ -37,7 +37,7 @@ pub(super) struct Placed {
     pub(super) old: Option<usize>,
     pub(super) subscribers: Vec<(Arc<ActiveSubscription>, usize)>,
     /// Whose filter could not be decided for this row.
-    pub(super) failed: Vec<SubId>,
+    pub(super) failed: Vec<(Arc<ActiveSubscription>, usize)>,
 }
 
 /// Finds the rows' subscribers and sorts the rows by table: the first row, and as many more as have [`MATCHES`] together.
@@ -76,13 +76,16 @@ impl<'a> TableBatch<'a> {
         if self.xids.last() != Some(&row.body.change.xid) {
             self.xids.push(row.body.change.xid);
         }
-        let subscribers: Vec<_> =
-            matched.found.into_iter().map(|sub| (Arc::clone(&sub), self.identity(&sub.identity))).collect();
+        let mut with_identity = |subs: Vec<Arc<ActiveSubscription>>| {
+            let all = subs.into_iter().map(|sub| (Arc::clone(&sub), self.identity(&sub.identity)));
+            all.collect::<Vec<_>>()
+        };
+        let (subscribers, failed) = (with_identity(matched.found), with_identity(matched.failed));
         // Without a subscriber there is nothing to judge about the images.
-        let judged = !subscribers.is_empty();
+        let judged = !(subscribers.is_empty() && failed.is_empty());
         let new = row.body.change.new.as_ref().filter(|_| judged).map(|image| self.image(image));
         let old = row.body.change.old.as_ref().filter(|_| judged).map(|image| self.image(image));
-        Placed { batch, new, old, subscribers, failed: matched.failed }
+        Placed { batch, new, old, subscribers, failed }
     }
 
     fn image(&mut self, image: &'a Image) -> usize {

@@ -9,7 +9,8 @@ use aura_pgsource::{
 };
 use aura_wire::GapReason;
 
-use super::{placing::Placed, shard::Row};
+use super::{judge::projection, placing::Placed, shard::Row};
+use crate::subs::index::ActiveSubscription;
 
 /// Counters and reasons.
 const POLICY_ERROR: (&str, GapReason) = ("cdc_policy_errors_total", GapReason::PolicyError);
@@ -43,7 +44,10 @@ pub(super) fn by_reason<'a>(
         let judged = placed.subscribers.iter();
         let judged =
             judged.filter_map(|(sub, n)| Some((cause(row, placed, &outcome.verdicts[*n], outcome)?, sub.sub_id)));
-        let undecided = placed.failed.iter().map(|sub_id| (POLICY_ERROR, *sub_id));
+        let undecided = placed.failed.iter();
+        let undecided = undecided.filter_map(|(sub, n)| {
+            Some((undecided_cause(row, placed, sub, &outcome.verdicts[*n], outcome)?, sub.sub_id))
+        });
         for ((metric, reason), sub_id) in judged.chain(undecided) {
             let (_, unjudged) = found.entry(metric).or_insert_with(|| (reason, Unjudged::default()));
             unjudged.sub_ids.push(sub_id);
@@ -75,6 +79,19 @@ fn cause(row: &Row, placed: &Placed, verdict: &Verdict, outcome: &CheckOutcome) 
         }
         Verdict::Decided { .. } => None,
     }
+}
+
+/// Whose filter could not be decided is told of rows that he may see: a condition that fails for some values only would
+/// otherwise tell of the others', too.
+fn undecided_cause(
+    row: &Row,
+    placed: &Placed,
+    sub: &ActiveSubscription,
+    verdict: &Verdict,
+    outcome: &CheckOutcome,
+) -> Option<(&'static str, GapReason)> {
+    let shown = outcome.table.as_ref().and_then(|table| projection(sub, verdict, placed, table));
+    cause(row, placed, verdict, outcome).or_else(|| shown.map(|_| POLICY_ERROR))
 }
 
 /// Which columns the policies read is the check's knowledge: it has denied some image since that lacks one.

@@ -20,8 +20,9 @@ type Subs = BTreeMap<SubId, Arc<ActiveSubscription>>;
 #[derive(Debug, Default)]
 pub(crate) struct Matched {
     pub(crate) found: Vec<Arc<ActiveSubscription>>,
-    /// Whose filter could not be decided, while nothing else excludes the row: they are to be told (R-RLS-6).
-    pub(crate) failed: Vec<SubId>,
+    /// Whose filter could not be decided, while nothing else in it excludes the row: they are to be told (R-RLS-6), if they
+    /// may see the row at all.
+    pub(crate) failed: Vec<Arc<ActiveSubscription>>,
 }
 
 /// See the module.
@@ -163,7 +164,7 @@ impl Row<'_> {
         for sub in subs.flat_map(BTreeMap::values).filter(|sub| sub.wants(kind)) {
             match self.all_hold(sub) {
                 Truth::True => matched.found.push(Arc::clone(sub)),
-                Truth::Failed => matched.failed.push(sub.sub_id),
+                Truth::Failed => matched.failed.push(Arc::clone(sub)),
                 _ => {}
             }
         }

@@ -129,7 +129,7 @@ fn a_value_of_another_type_fails_whose_filter_asks_for_it_and_nobody_else() {
     image.0[0].type_oid = 25;
     let matched = index.matching(&key(), ChangeKind::Insert, &image, &mut Answers::default());
     assert_eq!(matched.found.iter().map(|sub| sub.sub_id.0).collect::<Vec<_>>(), [4]);
-    let mut failed = matched.failed;
+    let mut failed: Vec<_> = matched.failed.iter().map(|sub| sub.sub_id).collect();
     failed.sort_unstable();
     assert_eq!(failed, [SubId(1), SubId(3)], "the second's other condition excludes the row");
 }
