@@ -70,7 +70,7 @@ fn unmatched(sub: &ActiveSubscription, row: &Row, placed: &Placed) -> (StepName,
             format!("The subscription asks for {}, this is {}.", sub.event.as_str(), kind.as_str()),
         );
     }
-    let undecided = placed.failed.contains(&sub.sub_id);
+    let undecided = placed.failed.iter().any(|(failed, _)| failed.sub_id == sub.sub_id);
     let reason = if undecided { "A condition could not be decided." } else { "The row does not fulfil the filter." };
     (StepName::Filter, reason.to_owned())
 }
