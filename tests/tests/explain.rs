@@ -296,3 +296,40 @@ async fn explain_judges_a_made_up_row_and_refuses_nonsense() -> Result<()> {
     assert_eq!(answer.body["retryable"], json!(true));
     Ok(())
 }
+
+/// A thousand changes or so many bytes; whoever writes much forgets his own first, and large rows are remembered without values.
+#[tokio::test]
+async fn explain_remembers_within_its_bytes_and_a_loud_project_forgets_its_own() -> Result<()> {
+    const BYTES: u32 = 256 << 10;
+    let desk = Desk::start_with(SplitOptions::default().worker("CDC_EXPLAIN_MEMORY", &BYTES.to_string())).await?;
+    let quiet = desk.split.project("quiet").await?;
+    quiet.table("calm").await?;
+    quiet.sql().await?.batch_execute("insert into calm values (1, 'x')").await?;
+    let url = format!("{}/v1/projects/{}/explain", quiet.api_url, quiet.id);
+    let question = json!({"subscription": {"table": "calm", "role": "anon"}});
+    let quiet_is_sent = async || {
+        let answer = curl("POST", &url, &quiet.service_key, Some(&question)).await;
+        answer.is_ok_and(|answer| answer.body["outcome"] == "sent")
+    };
+    eventually(PATIENCE, &quiet_is_sent).await.with_context(|| desk.split.logs())?;
+    let flood = format!("insert into notes select n, '{ALICE}', 'open', 'b' from generate_series(10, 3000) n");
+    desk.sql.batch_execute(&flood).await?;
+    desk.insert(3001, "open").await?;
+    let explained = desk.explained(&json!({"subscription": alice(&json!({}))})).await?;
+    let changes = explained["remembered"]["changes"].as_u64().context("a number")?;
+    assert!((10..1000).contains(&changes), "{changes}");
+    let bytes = desk.split.worker.metric("cdc_explain_bytes").await?.context("a gauge")?;
+    assert!(bytes > 0.0 && bytes <= f64::from(BYTES), "{bytes}");
+    assert!(quiet_is_sent().await, "the quiet project's change is still there");
+
+    let large = format!("insert into notes values (3002, '{ALICE}', 'open', repeat('x', 10000), 's')");
+    desk.sql.batch_execute(&large).await?;
+    let without_values = || async {
+        let explained = desk.explained(&json!({"subscription": alice(&json!({}))})).await.ok()?;
+        let message = step(&explained, "decoded")["message"].as_str().unwrap_or_default().to_owned();
+        message.contains("too large to be remembered").then_some(explained)
+    };
+    let explained = eventually_some(PATIENCE, without_values).await.with_context(|| desk.split.logs())?;
+    assert_eq!((&explained["outcome"], step(&explained, "policies")["passed"].is_null()), (&json!("unknown"), true));
+    Ok(())
+}
