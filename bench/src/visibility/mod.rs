@@ -24,7 +24,7 @@ pub(crate) struct Options {
     /// Rounds of each cell; the median counts.
     #[arg(long, default_value_t = 3)]
     visibility_rounds: usize,
-    /// Length of the isolation figure, half of it the baseline.
+    /// Length of the isolation figure; the baseline before it is a third of that.
     #[arg(long, default_value_t = 300)]
     isolation_seconds: u64,
 }
