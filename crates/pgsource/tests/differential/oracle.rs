@@ -42,6 +42,16 @@ impl Oracle {
         &self.fresh[image][identity]
     }
 
+    /// The SQLSTATEs that the server raises here: of the planner, and of evaluating the row alone.
+    pub(super) fn states(&self, image: usize, identity: usize) -> impl Iterator<Item = &str> {
+        let both = [Some(&self.fresh), self.planned.as_ref()].into_iter().flatten();
+        let raises = matches!(self.fresh(image, identity), Said::Raises(_));
+        both.filter(move |_| raises).filter_map(move |said| match &said[image][identity] {
+            Said::Raises(state) => Some(state.as_str()),
+            Said::Sees(_) => None,
+        })
+    }
+
     /// Whether the verdict is the server's.
     pub(super) fn agrees(&self, image: usize, identity: usize, visible: bool) -> bool {
         let verdict = Said::Sees(visible);

@@ -5,7 +5,7 @@ use aura_pgsource::{CheckOutcome, Identity, IdentityErrorKind, Verdict};
 use super::{
     Tally,
     dice::Dice,
-    oracle::{self, Oracle, Said},
+    oracle::{self, Oracle},
     table::Table,
     world::Stage,
 };
@@ -153,10 +153,7 @@ impl<'a> Round<'a> {
 
     /// Whether the server raises this error, too, for one of the images.
     fn raises(&self, images: &[usize], at: usize, kind: &IdentityErrorKind) -> bool {
-        let states = images.iter().filter_map(|image| match self.oracle.fresh(*image, at) {
-            Said::Raises(state) => Some(state.as_str()),
-            Said::Sees(_) => None,
-        });
+        let states = images.iter().flat_map(|image| self.oracle.states(*image, at));
         is_one_of(kind, states)
     }
 
@@ -172,6 +169,10 @@ impl<'a> Round<'a> {
             for cell in image.0.iter_mut().filter(|_| dice.chance(25)) {
                 cell.value = Value::Unchanged;
             }
+            // Whose base may be unknown, is unknown.
+            let generated =
+                |name: &str| self.table.columns.iter().any(|column| column.name == name && column.generated.is_some());
+            image.0.retain(|cell| !generated(&cell.name));
             for other in [at, dice.pick(&complete)] {
                 fills.push(oracle::insert(self.table, &image, &self.images[other]));
             }
@@ -197,10 +198,7 @@ impl<'a> Round<'a> {
                     }
                 }
                 Verdict::Error(kind) => {
-                    let states = (0..fills.len()).filter_map(|fill| match oracle.fresh(fill, at) {
-                        Said::Raises(state) => Some(state.as_str()),
-                        Said::Sees(_) => None,
-                    });
+                    let states = (0..fills.len()).flat_map(|fill| oracle.states(fill, at));
                     if !is_one_of(kind, states) {
                         wrong.push(format!("incomplete images, {:?}: {kind:?}: {images:?}", known.identity));
                     }
