@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::{
     SourceError,
-    hoist::{Hoisted, hoist},
+    hoist::{self, Hoisted, hoist},
     types::TypeInfo,
 };
 
@@ -147,7 +147,7 @@ struct RawPolicy {
     permissive: bool,
     using: String,
     columns: Vec<i16>,
-    closed: bool,
+    others: Vec<(String, String)>,
 }
 
 #[derive(Deserialize)]
@@ -202,7 +202,8 @@ impl RawColumn {
 
 impl RawPolicy {
     fn resolve(self) -> Policy {
-        let Self { oid, permissive, using, columns, closed } = self;
+        let Self { oid, permissive, using, columns, others } = self;
+        let closed = others.iter().all(|(name, source)| hoist::is_known(name, source));
         Policy { oid, permissive, using, columns, closed }
     }
 }
@@ -214,22 +215,26 @@ impl RawRole {
     }
 }
 
+/// Whatever came with the server has a lower one (`access/transam.h`).
+const FIRST_NORMAL_OID: u32 = 16_384;
+
 /// R-RLS-2: every restrictive policy that applies to the role, and one of the permissive. In the server's order, which
 /// CASE keeps: what a policy would raise for a row that another one hides is not raised.
-fn effective(policies: &[Policy], applying: &HashSet<u32>, columns: &[Column]) -> Effective {
+fn effective(policies: &[Policy], applying: &HashSet<u32>, all: &[Column]) -> Effective {
     let mine = || policies.iter().filter(|policy| applying.contains(&policy.oid));
     let texts = |permissive| mine().filter(move |policy| policy.permissive == permissive).map(|policy| &policy.using);
     let permissive = texts(true).map(|using| format!("({using})")).collect::<Vec<_>>().join(" OR ");
     if permissive.is_empty() {
-        return Effective::default();
+        return Effective { hoisted: hoist("false"), ..Effective::default() };
     }
     let guard = |inner: String, using: &String| format!("CASE WHEN ({using}) THEN ({inner}) END");
     let expression = texts(false).collect::<Vec<_>>().into_iter().rev().fold(permissive, guard);
     let needed = |column: &Column| mine().any(|policy| policy.reads(column.attnum));
-    let columns = columns.iter().enumerate().filter(|(_, column)| needed(column)).map(|(n, _)| n).collect();
+    let columns: Vec<usize> = all.iter().enumerate().filter(|(_, column)| needed(column)).map(|(n, _)| n).collect();
     let system_columns = mine().any(|policy| policy.columns.iter().any(|attnum| *attnum < 0));
-    let closed = mine().all(|policy| policy.closed);
-    let hoisted = hoist(&expression).filter(|_| closed);
+    // What compares a type that somebody made may be code of theirs.
+    let built_in = columns.iter().all(|n| all[*n].ty.oid < FIRST_NORMAL_OID);
+    let hoisted = if built_in && mine().all(|policy| policy.closed) { hoist(&expression) } else { None };
     Effective { expression: Some(expression), columns, system_columns, bound: true, hoisted }
 }
 
@@ -258,10 +263,10 @@ mod tests {
         RawTable::parse(&json).expect("a row").resolve(&relation, &HashMap::new())
     }
 
-    const A: &str = r#"{"oid":10,"permissive":true,"using":"a","columns":[3],"closed":true}"#;
-    const B: &str = r#"{"oid":11,"permissive":true,"using":"b","columns":[],"closed":true}"#;
-    const C: &str = r#"{"oid":12,"permissive":false,"using":"c","columns":[1],"closed":true}"#;
-    const D: &str = r#"{"oid":13,"permissive":false,"using":"f(t.*)","columns":[],"closed":false}"#;
+    const A: &str = r#"{"oid":10,"permissive":true,"using":"a","columns":[3],"others":[]}"#;
+    const B: &str = r#"{"oid":11,"permissive":true,"using":"b","columns":[],"others":[]}"#;
+    const C: &str = r#"{"oid":12,"permissive":false,"using":"c","columns":[1],"others":[]}"#;
+    const D: &str = r#"{"oid":13,"permissive":false,"using":"f(t.*)","columns":[],"others":[["shop.f",""]]}"#;
 
     #[test]
     fn r_rls_2_each_restrictive_must_hold_and_one_permissive() {

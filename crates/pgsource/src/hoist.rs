@@ -58,10 +58,58 @@ pub(crate) fn hoist(expression: &str) -> Option<Hoisted> {
 /// Token indexes, first and last.
 type Span = (usize, usize);
 
-/// A call of `current_setting` that reads something of the identity.
+/// A call that reads something of the identity, and where that is in its row.
 struct Use {
     span: Span,
-    column: &'static str,
+    source: &'static str,
+}
+
+/// A function without arguments that stands for an expression.
+struct Known {
+    name: &'static str,
+    /// Its text without white space: as bootstrap writes it, or as Supabase does.
+    sources: [&'static str; 2],
+    /// The same of an identity's row.
+    key: &'static str,
+}
+
+const KNOWN: [Known; 3] = [
+    Known {
+        name: "auth.uid",
+        sources: [
+            "selectcoalesce(nullif(current_setting('request.jwt.claim.sub',true),''),\
+             nullif(current_setting('request.jwt.claims',true),'')::jsonb->>'sub')::uuid",
+            "selectcoalesce(nullif(current_setting('request.jwt.claim.sub',true),''),\
+             (nullif(current_setting('request.jwt.claims',true),'')::jsonb->>'sub'))::uuid",
+        ],
+        key: "(coalesce(nullif(_aura_subject, ''), nullif(_aura_claims, '')::jsonb ->> 'sub')::uuid)",
+    },
+    Known {
+        name: "auth.role",
+        sources: [
+            "selectcoalesce(nullif(current_setting('request.jwt.claim.role',true),''),\
+             nullif(current_setting('request.jwt.claims',true),'')::jsonb->>'role')",
+            "selectcoalesce(nullif(current_setting('request.jwt.claim.role',true),''),\
+             (nullif(current_setting('request.jwt.claims',true),'')::jsonb->>'role'))::text",
+        ],
+        key: "(coalesce(nullif(_aura_word, ''), nullif(_aura_claims, '')::jsonb ->> 'role'))",
+    },
+    Known {
+        name: "auth.jwt",
+        sources: [
+            "selectcoalesce(nullif(current_setting('request.jwt.claim',true),''),\
+             nullif(current_setting('request.jwt.claims',true),''))::jsonb",
+            "selectcoalesce(nullif(current_setting('request.jwt.claim',true),''),\
+             nullif(current_setting('request.jwt.claims',true),''))::jsonb",
+        ],
+        key: "(coalesce(nullif(current_setting('request.jwt.claim', true), ''), nullif(_aura_claims, ''))::jsonb)",
+    },
+];
+
+/// Whether it is known what a function does, by its name and its text without white space: then [`hoist`] sees through it.
+pub(crate) fn is_known(name: &str, source: &str) -> bool {
+    let source = source.trim_end_matches(';');
+    KNOWN.iter().any(|known| known.name == name && known.sources.contains(&source))
 }
 
 struct Text<'a> {
@@ -160,6 +208,7 @@ impl Text<'_> {
             let typed = at > 0 && (self.is(at - 1, "::") || TYPE_WORDS.contains(&token.text));
             match token.kind {
                 Kind::Word if token.text == "current_setting" && called => uses.extend(self.setting(at)?),
+                Kind::Word if called && self.known(at).is_some() => uses.extend(self.known(at)),
                 // A policy that reads rows, its own table's included: `IS DISTINCT FROM` doesn't.
                 Kind::Word if token.text == "FROM" && !self.is_word(at.wrapping_sub(1), "DISTINCT") => return None,
                 Kind::Word | Kind::Quoted if called && !typed && !HARMLESS.contains(&token.name()) => return None,
@@ -169,6 +218,15 @@ impl Text<'_> {
             }
         }
         Some(uses)
+    }
+
+    /// `auth.uid()` and its like: `at` is the name behind the dot.
+    fn known(&self, at: usize) -> Option<Use> {
+        let schema = at.checked_sub(2).filter(|_| self.is(at - 1, "."))?;
+        let (first, last) = (self.tokens.get(schema)?, self.tokens.get(at)?);
+        let name = format!("{}.{}", first.text, last.text);
+        let known = KNOWN.iter().find(|known| known.name == name)?;
+        self.is(at + 2, ")").then_some(Use { span: (schema, at + 2), source: known.key })
     }
 
     /// `current_setting('…'::text)` or with a second argument; outer `None`: which setting can't be seen.
@@ -182,13 +240,13 @@ impl Text<'_> {
             return None;
         }
         // Names of settings don't distinguish case.
-        let column = match name.literal()?.to_ascii_lowercase().as_str() {
+        let source = match name.literal()?.to_ascii_lowercase().as_str() {
             "request.jwt.claims" => CLAIMS,
             "request.jwt.claim.sub" => SUBJECT,
             "request.jwt.claim.role" => WORD,
             _ => return Some(None),
         };
-        Some(Some(Use { span: (at, end), column }))
+        Some(Some(Use { span: (at, end), source }))
     }
 
     /// The largest expression around a use that depends on nothing else.
@@ -269,7 +327,7 @@ impl Text<'_> {
     /// The expression of a span, reading the identity's row instead of the setting.
     fn key(&self, span: Span, the_use: &Use) -> String {
         let ((start, end), (from, to)) = (self.bytes(span), self.bytes(the_use.span));
-        format!("{}{}{}", &self.source[start..from], the_use.column, &self.source[to..end])
+        format!("{}{}{}", &self.source[start..from], the_use.source, &self.source[to..end])
     }
 
     fn bytes(&self, (first, last): Span) -> (usize, usize) {
@@ -342,7 +400,9 @@ mod tests {
     #[test]
     fn r_rls_5_what_might_read_the_claims_unseen_stays_as_it_is() {
         for text in [
-            "(owner = auth.uid())",
+            "(owner = shop.uid())",
+            "(owner = auth.uid(id))",
+            "(owner = auth.email())",
             "(id IN ( SELECT m.id FROM shop.members m))",
             "(current_setting(name) = 'x'::text)",
             "(current_setting(('request.jwt.'::text || 'claims'::text)) = 'x'::text)",
@@ -355,6 +415,22 @@ mod tests {
         ] {
             assert_eq!(hoisted(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn r_rls_5_known_functions_are_seen_through() {
+        let uid = KNOWN[0].key;
+        one("(owner = auth.uid())", "(owner = _aura_c._aura_k0)", uid);
+        let wrapped = format!("( SELECT {uid} AS uid)");
+        one("(owner = ( SELECT auth.uid() AS uid))", "(owner = _aura_c._aura_k0)", &wrapped);
+        let org = format!("({} ->> 'org'::text)", KNOWN[2].key);
+        one("(org = (auth.jwt() ->> 'org'::text))", "(org = _aura_c._aura_k0)", &org);
+        let bootstrap: String = include_str!("admin/bootstrap.sql").split_whitespace().collect();
+        for known in KNOWN {
+            assert!(bootstrap.contains(&format!("as$${}$$", known.sources[0])), "{}", known.name);
+            assert!(known.sources.iter().all(|source| is_known(known.name, source)));
+        }
+        assert!(!is_known("auth.uid", "select'a11ce000-0000-4000-8000-000000000001'::uuid") && !is_known("", ""));
     }
 
     #[test]
