@@ -112,6 +112,7 @@ impl Lab {
 
     async fn check(&self, images: &[&Image], identities: &[Identity]) -> Result<CheckOutcome> {
         let request = CheckRequest {
+            wanted: None,
             project: self.project,
             password: &self.password,
             relation: &self.relation,

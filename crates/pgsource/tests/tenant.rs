@@ -92,6 +92,30 @@ impl Tenants {
         Ok(self.check_oid(table, oid, &[], images, identities).await?)
     }
 
+    /// The same where each identity is to be judged for some images only.
+    pub(crate) async fn check_wanted(
+        &self,
+        table: &str,
+        images: &[Image],
+        identities: &[Identity],
+        wanted: &[Vec<usize>],
+    ) -> Result<CheckOutcome> {
+        let relation = relation("shop", table)?;
+        let images: Vec<&Image> = images.iter().collect();
+        let request = CheckRequest {
+            project: self.shop,
+            password: &self.password,
+            registered_oid: self.oid(&relation).await?,
+            relation: &relation,
+            xids: &[],
+            images: &images,
+            identities,
+            wanted: Some(wanted),
+            extra_roles: &[],
+        };
+        Ok(self.pool.check(request).await?)
+    }
+
     pub(crate) async fn check_oid(
         &self,
         table: &str,
@@ -109,6 +133,7 @@ impl Tenants {
             registered_oid: oid,
             xids,
             images: &images,
+            wanted: None,
             identities,
             extra_roles: &["editor".to_owned()],
         };

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use aura_domain::Image;
+use aura_pgsource::{Identity, Verdict};
 use aura_testkit::eventually;
 
 use crate::tenant::{ALICE, BOB, Tenants, all_seen, identity, image, relation, seen, user};
@@ -234,6 +236,39 @@ async fn r_rls_5_many_identities_are_judged_by_one_statement() -> Result<()> {
     for failed in [1, 0] {
         let outcome = tenants.check("notes", &images, &who).await?;
         assert_eq!((all_seen(&outcome).join(" "), outcome.failed_statements), ("101 000 010".to_owned(), failed));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn r_rls_7_an_identity_is_judged_for_the_images_that_matter_to_it() -> Result<()> {
+    let tenants = Tenants::start().await?;
+    tenants.run(NOTES).await?;
+    tenants
+        .run("create function shop.me() returns uuid language plpgsql stable as 'begin return auth.uid(); end'")
+        .await?;
+    let users: Vec<String> = (0..40).map(|n| format!("00000000-0000-4000-8000-{n:012}")).collect();
+    let who: Vec<Identity> = users.iter().map(|sub| user(sub)).chain([user("not a uuid")]).collect();
+    // Two rows of each user, and one of nobody, which everybody wants to know about.
+    let mut images: Vec<Image> =
+        (0..80).map(|n| note(&n.to_string(), Some(&users[n % 40]))).chain([note("80", None)]).collect();
+    images.push(images[3].clone());
+    let mut wanted: Vec<Vec<usize>> = (0..40).map(|n| vec![n, (n + 1) % 40, n + 40, 80]).collect();
+    wanted[3].push(81);
+    wanted.push(vec![5]);
+    for policy in ["owner = auth.uid()", "owner = shop.me()", "owner = shop.me() and (notes.*) is not null or false"] {
+        tenants.run(&format!("alter policy own on shop.notes using ({policy})")).await?;
+        // The first time somebody raises in a statement for many, then he is asked apart.
+        for _ in 0..2 {
+            let outcome = tenants.check_wanted("notes", &images, &who, &wanted).await?;
+            for (n, (verdict, wanted)) in outcome.verdicts.iter().zip(&wanted).enumerate().take(40) {
+                let Verdict::Decided { visible, .. } = verdict else { anyhow::bail!("{policy} {n}: {verdict:?}") };
+                let seen: Vec<usize> = wanted.iter().copied().filter(|image| visible[*image]).collect();
+                let own = if n == 3 { vec![3, 43, 81] } else { vec![n, n + 40] };
+                assert_eq!(seen, own, "{policy}");
+            }
+            assert_eq!(seen(&outcome.verdicts[40]), "Policy(SqlState(E22P02))", "{policy}");
+        }
     }
     Ok(())
 }

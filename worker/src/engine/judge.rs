@@ -223,6 +223,7 @@ impl Judge {
                 xids: &batch.xids,
                 images: &batch.images,
                 identities: &identities,
+                wanted: Some(&batch.wanted),
             };
             match self.control.visibility.check(request).await {
                 Ok(outcome) => {

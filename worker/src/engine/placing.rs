@@ -27,6 +27,8 @@ pub(super) struct TableBatch<'a> {
     pub(super) xids: Vec<u32>,
     pub(super) images: Vec<&'a Image>,
     pub(super) identities: Vec<Arc<Identity>>,
+    /// Per identity the images that it is to be judged for.
+    pub(super) wanted: Vec<Vec<usize>>,
     identity_numbers: HashMap<Arc<Identity>, usize>,
 }
 
@@ -69,7 +71,8 @@ pub(super) fn place<'a>(
 
 impl<'a> TableBatch<'a> {
     fn new(table: &'a Arc<RegisteredTable>) -> Self {
-        Self { table, xids: Vec::new(), images: Vec::new(), identities: Vec::new(), identity_numbers: HashMap::new() }
+        let (xids, images, identities, wanted, identity_numbers) = Default::default();
+        Self { table, xids, images, identities, wanted, identity_numbers }
     }
 
     fn place(&mut self, batch: usize, row: &'a Row, matched: Matched) -> Placed {
@@ -85,6 +88,14 @@ impl<'a> TableBatch<'a> {
         let judged = !(subscribers.is_empty() && failed.is_empty());
         let new = row.body.change.new.as_ref().filter(|_| judged).map(|image| self.image(image));
         let old = row.body.change.old.as_ref().filter(|_| judged).map(|image| self.image(image));
+        let last = new.max(old);
+        for (_, identity) in subscribers.iter().chain(&failed) {
+            let wanted = &mut self.wanted[*identity];
+            // Not again for another subscription of the same.
+            if wanted.last().copied() < last {
+                wanted.extend(new.into_iter().chain(old));
+            }
+        }
         Placed { batch, new, old, subscribers, failed }
     }
 
@@ -98,6 +109,7 @@ impl<'a> TableBatch<'a> {
             return *n;
         }
         self.identities.push(Arc::clone(identity));
+        self.wanted.push(Vec::new());
         let n = self.identities.len() - 1;
         self.identity_numbers.insert(Arc::clone(identity), n);
         n

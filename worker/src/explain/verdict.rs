@@ -219,6 +219,7 @@ impl Explainer {
     ) -> Option<bool> {
         let images: Vec<&Image> = row.new.iter().chain(&row.old).collect();
         let request = CheckRequest {
+            wanted: None,
             project: table.project.id,
             password: &table.project.visibility_password,
             extra_roles: &table.project.extra_roles,

@@ -50,8 +50,13 @@ begin
     if pg_catalog.pg_has_role((select nspowner from pg_catalog.pg_namespace where nspname = 'aura_source'), 'USAGE') then
         grant usage on schema aura_source to aura_anon, aura_authenticated;
         create or replace function aura_source.judge(
-            query text, images anyarray, claims text[], subjects text[], role_name text, word text, time_limit text)
+            query text, images anyarray, claims text[], subjects text[], role_name text, word text, time_limit text,
+            pair_who int8[], pair_image int8[])
         returns table (who int8, seen int8[]) language plpgsql as $judge$
+        declare
+            mine images%type := images;
+            first int := 1;
+            last int;
         begin
             for n in 1 .. pg_catalog.cardinality(claims) loop
                 -- What the identity before left behind.
@@ -68,7 +73,18 @@ begin
                     pg_catalog.set_config('request.cookies', '{}', true),
                     pg_catalog.set_config('request.method', 'GET', true),
                     pg_catalog.set_config('request.path', '', true);
-                execute query into seen using images;
+                if pair_who is not null then
+                    -- Only the images that matter to the identity: its pairs are together, in order.
+                    last := first;
+                    while pair_who[last] = n loop
+                        last := last + 1;
+                    end loop;
+                    mine := array(select images[pair.image]
+                        from pg_catalog.unnest(pair_image[first:last - 1]) with ordinality as pair (image, place)
+                        order by pair.place);
+                    first := last;
+                end if;
+                execute query into seen using mine;
                 who := n;
                 return next;
             end loop;

@@ -42,9 +42,7 @@ pub(super) enum Step<'a> {
     Joined {
         sql: &'a str,
         images: &'a [String],
-        claims: &'a [&'a str],
-        subs: &'a [String],
-        word: &'a str,
+        who: Many<'a>,
     },
     /// Many, one after the other.
     Looped {
@@ -52,20 +50,22 @@ pub(super) enum Step<'a> {
         query: &'a str,
         images: &'a [String],
         who: Many<'a>,
+        role: &'a str,
+        limit: &'a str,
     },
     RollbackTo,
     Rollback,
     Discard,
 }
 
-/// The identities of [`Step::Looped`].
+/// The identities of a statement for many.
 #[derive(Clone, Copy)]
 pub(super) struct Many<'a> {
     pub(super) claims: &'a [&'a str],
     pub(super) subs: &'a [String],
-    pub(super) role: &'a str,
     pub(super) word: &'a str,
-    pub(super) limit: &'a str,
+    /// Ordinals of identities and of images, if not every image is asked about for each.
+    pub(super) pairs: Option<(&'a [i64], &'a [i64])>,
 }
 
 /// What the server said to a step.
@@ -109,22 +109,32 @@ impl Step<'_> {
                 rows(client, BECOME, &[role, claims, word, sub, limit, (&table, Type::OID)]).await
             }
             Self::Alone { sql, images } => rows(client, sql, &[(&images, Type::TEXT_ARRAY)]).await,
-            Self::Joined { sql, images, claims, subs, word } => {
-                let arrays = [&images as &(dyn ToSql + Sync), &claims, &subs].map(|array| (array, Type::TEXT_ARRAY));
-                let [images, claims, subs] = arrays;
-                rows(client, sql, &[images, claims, subs, text(&word)]).await
+            Self::Joined { sql, images, who: Many { claims, subs, word, pairs } } => {
+                let ([images, claims, subs], word) = ([&images as Param<'_>, &claims, &subs].map(texts), text(&word));
+                let Some((who, which)) = &pairs else {
+                    return rows(client, sql, &[images, claims, subs, word]).await;
+                };
+                let [who, which] = [who, which].map(|numbers| (numbers as Param<'_>, Type::INT8_ARRAY));
+                rows(client, sql, &[images, claims, subs, word, who, which]).await
             }
-            Self::Looped { sql, query, images, who: Many { claims, subs, role, word, limit } } => {
-                let arrays = [&images as &(dyn ToSql + Sync), &claims, &subs].map(|array| (array, Type::TEXT_ARRAY));
-                let ([images, claims, subs], [query, role, word, limit]) =
-                    (arrays, [&query, &role, &word, &limit].map(text));
-                rows(client, sql, &[query, images, claims, subs, role, word, limit]).await
+            Self::Looped { sql, query, images, who: Many { claims, subs, word, pairs }, role, limit } => {
+                let [images, claims, subs] = [&images as Param<'_>, &claims, &subs].map(texts);
+                let [query, role, word, limit] = [&query, &role, &word, &limit].map(text);
+                let (who, which) = pairs.unzip();
+                let [who, which] = [&who, &which].map(|numbers| (numbers as Param<'_>, Type::INT8_ARRAY));
+                rows(client, sql, &[query, images, claims, subs, role, word, limit, who, which]).await
             }
         }
     }
 }
 
-fn text<'a>(value: &'a &'a str) -> (&'a (dyn ToSql + Sync), Type) {
+type Param<'a> = &'a (dyn ToSql + Sync);
+
+fn texts(array: Param<'_>) -> (Param<'_>, Type) {
+    (array, Type::TEXT_ARRAY)
+}
+
+fn text<'a>(value: &'a &'a str) -> (Param<'a>, Type) {
     (value, Type::TEXT)
 }
 
@@ -133,6 +143,6 @@ async fn simple(client: &Client, sql: &str) -> Said {
     Ok(Vec::new())
 }
 
-async fn rows(client: &Client, sql: &str, params: &[(&(dyn ToSql + Sync), Type)]) -> Said {
+async fn rows(client: &Client, sql: &str, params: &[(Param<'_>, Type)]) -> Said {
     Ok(client.query_typed(sql, params).await?)
 }

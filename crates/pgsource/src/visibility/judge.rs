@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use tokio_postgres::error::SqlState;
 
 use super::{
-    CheckRequest, Identity, IdentityErrorKind, Verdict, VisibilityPool,
+    CheckRequest, IdentityErrorKind, Verdict, VisibilityPool,
+    asked::{Alone, Asked},
     flight::{Many, Said, Step, fly},
     own::{Answer, Known},
-    plan::{Question, subject},
+    plan::Question,
     sees_all,
     sessions::Session,
     standing::Ask,
@@ -146,14 +147,14 @@ impl Judge<'_> {
             let chunk = chunks.next().unwrap_or_default();
             let last = chunks.peek().is_none();
             let apart = if last { apart.as_slice() } else { &[] };
-            let texts = Texts::new(self.request, chunk.iter().chain(apart));
-            let steps = self.steps(form, (chunk, apart), &texts, first, last);
+            let asked = Asked::new(self.request, self.question, chunk, apart);
+            let steps = self.steps(form, &asked, first, last);
             let mut said = fly(&session.client, &steps, FLIGHT_LIMIT).await?.into_iter();
             if first && let Some(pass) = self.opening(&mut said)? {
                 outcome = Some(Shared::Opening(pass));
             }
             if !chunk.is_empty() {
-                match self.many(chunk, &mut said) {
+                match self.many(form, chunk, &mut said) {
                     Ok(verdicts) => answers.extend(verdicts),
                     Err(error) if error.is_connection_error() => return Err(error.into()),
                     Err(error) => {
@@ -185,35 +186,20 @@ impl Judge<'_> {
 
     fn chunk_len(&self, form: Form) -> usize {
         let pairs = if form == Form::Joined { JOINED_PAIRS } else { LOOPED_PAIRS };
-        (pairs / self.question.rows.len().max(1)).clamp(1, MANY)
+        (pairs / self.question.images_of_each().max(1)).clamp(1, MANY)
     }
 
-    fn steps<'b>(
-        &'b self,
-        form: Form,
-        (chunk, apart): (&[usize], &[usize]),
-        texts: &'b Texts<'b>,
-        first: bool,
-        last: bool,
-    ) -> Vec<Step<'b>> {
-        let mut steps = Vec::with_capacity(4 * apart.len() + 6);
+    fn steps<'b>(&'b self, form: Form, asked: &'b Asked<'b>, first: bool, last: bool) -> Vec<Step<'b>> {
+        let mut steps = Vec::with_capacity(4 * asked.claims.len().min(ISOLATED) + 6);
         if first {
             steps.extend([Step::Begin, self.catalogue()]);
         }
-        if !chunk.is_empty() {
-            let (claims, subs) = texts.first(chunk.len());
+        if !asked.many().0.is_empty() {
             // Valid JSON, whoever asks for it: those who are judged are named in the statement.
             steps.push(self.become_one("{}", "", SHARED_LIMIT_MS));
-            steps.extend(self.question.bound.then(|| self.many_step(form, claims, subs)).flatten());
+            steps.extend(self.question.bound.then(|| self.many_step(form, asked)).flatten());
         }
-        for (claims, sub) in texts.rest(chunk.len()) {
-            steps.extend([
-                Step::Savepoint,
-                self.become_one(claims, sub, CHECK_LIMIT_MS),
-                self.alone(),
-                Step::RollbackTo,
-            ]);
-        }
+        steps.extend(self.alone(asked));
         if last {
             steps.extend([Step::Rollback, Step::Discard]);
         }
@@ -230,22 +216,29 @@ impl Judge<'_> {
         Step::Become { role, word, claims, sub, limit, table: self.known.table.oid }
     }
 
-    fn alone(&self) -> Step<'_> {
-        Step::Alone { sql: &self.question.alone, images: &self.question.rows }
+    /// Each under a savepoint.
+    fn alone<'b>(&'b self, asked: &'b Asked<'b>) -> impl Iterator<Item = Step<'b>> {
+        asked.alone(self.question).flat_map(|Alone { claims, sub, images }| {
+            let question = Step::Alone { sql: &self.question.alone, images };
+            [Step::Savepoint, self.become_one(claims, sub, CHECK_LIMIT_MS), question, Step::RollbackTo]
+        })
     }
 
-    fn many_step<'b>(&'b self, form: Form, claims: &'b [&'b str], subs: &'b [String]) -> Option<Step<'b>> {
+    fn many_step<'b>(&'b self, form: Form, asked: &'b Asked<'b>) -> Option<Step<'b>> {
         let Question { role, word, rows: images, joined, looped, .. } = self.question;
+        let ((claims, subs), pairs) = (asked.many(), asked.pairs());
+        let who = Many { claims, subs, word, pairs };
         if let Some(sql) = joined.as_ref().filter(|_| form == Form::Joined) {
-            return Some(Step::Joined { sql, images, claims, subs, word });
+            return Some(Step::Joined { sql, images, who });
         }
         let (sql, query) = looped.as_ref()?;
-        Some(Step::Looped { sql, query, images, who: Many { claims, subs, role, word, limit: SHARED_LIMIT_MS } })
+        Some(Step::Looped { sql, query, images, who, role, limit: SHARED_LIMIT_MS })
     }
 
     /// Reads the answers about many.
     fn many(
         &self,
+        form: Form,
         chunk: &[usize],
         said: &mut impl Iterator<Item = Said>,
     ) -> Result<Vec<(usize, Verdict)>, SourceError> {
@@ -262,7 +255,11 @@ impl Judge<'_> {
             let who = usize::try_from(row.try_get::<_, i64>(0)? - 1).ok().and_then(|n| seen.get_mut(n));
             *who.ok_or(SourceError::Protocol("a verdict for nobody"))? = row.try_get(1)?;
         }
-        Ok(chunk.iter().zip(seen).map(|(at, seen)| (*at, self.question.verdict(&seen))).collect())
+        let verdict = |at: usize, seen: &[i64]| match form {
+            Form::Joined => self.question.verdict(seen),
+            Form::Looped => self.question.verdict_of_wanted(at, seen),
+        };
+        Ok(chunk.iter().zip(seen).map(|(at, seen)| (*at, verdict(*at, &seen))).collect())
     }
 
     /// Everybody under a savepoint of his own.
@@ -329,16 +326,9 @@ impl Judge<'_> {
         left: &mut Vec<Waiting>,
         verdicts: &mut Vec<(usize, Verdict)>,
     ) -> bool {
-        let texts = Texts::new(self.request, few.iter().map(|waiting| &waiting.at));
-        let mut steps = Vec::with_capacity(4 * few.len());
-        for (claims, sub) in texts.rest(0) {
-            steps.extend([
-                Step::Savepoint,
-                self.become_one(claims, sub, CHECK_LIMIT_MS),
-                self.alone(),
-                Step::RollbackTo,
-            ]);
-        }
+        let who: Vec<usize> = few.iter().map(|waiting| waiting.at).collect();
+        let asked = Asked::new(self.request, self.question, &[], &who);
+        let steps: Vec<Step<'_>> = self.alone(&asked).collect();
         let mut said = match fly(&session.client, &steps, FLIGHT_LIMIT).await {
             Ok(said) => said.into_iter(),
             Err(late) => {
@@ -399,7 +389,7 @@ impl Judge<'_> {
     /// The verdict of an answer; errors are remembered.
     fn judged(&self, at: usize, answer: Result<Ordinals, SourceError>) -> Verdict {
         match answer {
-            Ok(Some(ordinals)) => self.question.verdict(&ordinals),
+            Ok(Some(ordinals)) => self.question.verdict_of_wanted(at, &ordinals),
             Ok(None) => self.question.everything(),
             Err(error) => {
                 let kind = error_kind(&error);
@@ -425,28 +415,6 @@ enum Failed {
 impl From<SourceError> for Failed {
     fn from(error: SourceError) -> Self {
         Self::Check(error)
-    }
-}
-
-/// Claims and `sub` of some identities, in order.
-struct Texts<'a> {
-    claims: Vec<&'a str>,
-    subs: Vec<String>,
-}
-
-impl<'a> Texts<'a> {
-    fn new<'n>(request: &CheckRequest<'a>, who: impl Iterator<Item = &'n usize>) -> Self {
-        let identities: Vec<&'a Identity> = who.map(|at| &request.identities[*at]).collect();
-        let claims = identities.iter().map(|identity| identity.claims.as_json()).collect();
-        Self { claims, subs: identities.into_iter().map(subject).collect() }
-    }
-
-    fn first(&self, n: usize) -> (&[&'a str], &[String]) {
-        (&self.claims[..n], &self.subs[..n])
-    }
-
-    fn rest(&self, from: usize) -> impl Iterator<Item = (&str, &str)> {
-        self.claims[from..].iter().copied().zip(self.subs[from..].iter().map(String::as_str))
     }
 }
 

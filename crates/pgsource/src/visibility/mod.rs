@@ -18,6 +18,7 @@ use crate::{
     roles,
 };
 
+mod asked;
 mod compile;
 mod conditions;
 mod explain;
@@ -88,6 +89,8 @@ pub struct CheckRequest<'a> {
     pub images: &'a [&'a Image],
     /// Each distinct identity once.
     pub identities: &'a [Identity],
+    /// Per identity the indexes of the images that matter to it; `None`: all. What isn't wanted may come out as not visible.
+    pub wanted: Option<&'a [Vec<usize>]>,
     /// The project's role words besides the built-in three.
     pub extra_roles: &'a [String],
 }

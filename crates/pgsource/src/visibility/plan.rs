@@ -40,6 +40,8 @@ pub(super) struct Question<'a> {
     pub(super) alone: String,
     /// The distinct images that can be judged, as text of the row type.
     pub(super) rows: Vec<String>,
+    /// By identity: which of [`Self::rows`] matter, by ordinals from 1. `None`: (nearly) all of them to everybody.
+    pub(super) wants: Option<HashMap<usize, Vec<i64>>>,
     /// Which of [`Self::rows`] each image of the request is; `None`: it lacks a column that the policies read.
     row_of: Vec<Option<usize>>,
     access: Arc<RoleAccess>,
@@ -60,7 +62,7 @@ impl<'a> Plan<'a> {
             by_word.entry(&identity.role).or_default().push(n);
         }
         for (word, members) in by_word {
-            match Question::new(request, table, word) {
+            match Question::new(request, table, word, &members) {
                 Ok(question) => plan.ask(request, question, &members, standing),
                 Err(verdict) => members.into_iter().for_each(|n| plan.verdicts[n] = Some(verdict.clone())),
             }
@@ -115,7 +117,12 @@ impl<'a> Plan<'a> {
 
 impl<'a> Question<'a> {
     /// Or the verdict of everybody who has the role word.
-    fn new(request: &CheckRequest<'a>, table: &TableCatalog, word: &'a str) -> Result<Self, Verdict> {
+    fn new(
+        request: &CheckRequest<'a>,
+        table: &TableCatalog,
+        word: &'a str,
+        members: &[usize],
+    ) -> Result<Self, Verdict> {
         let role = by_privilege(request, table, word)?;
         let (Some(access), Some(using)) = (table.access(&role), table.effective(&role)) else {
             return Err(Verdict::Error(IdentityErrorKind::UnknownRole));
@@ -124,7 +131,9 @@ impl<'a> Question<'a> {
             return Err(Verdict::Error(IdentityErrorKind::NotJudgeable));
         }
         let (rows, row_of) = distinct(request, table, using);
-        let joined = using.hoisted.as_ref().and_then(|hoisted| statement::joined(table, using, hoisted));
+        let wants = wants(request, members, &rows, &row_of);
+        let join = |hoisted| statement::joined(table, using, hoisted, wants.is_some());
+        let joined = using.hoisted.as_ref().and_then(join);
         let (together, apart, probes) = Default::default();
         Ok(Self {
             looped: table.judge.then(|| (statement::looped(table), statement::query(table, using))),
@@ -135,6 +144,7 @@ impl<'a> Question<'a> {
             word,
             joined,
             rows,
+            wants,
             row_of,
             together,
             apart,
@@ -157,6 +167,27 @@ impl<'a> Question<'a> {
             }
         }
         decided(&self.access, self.row_of.iter().map(|row| row.is_some_and(|row| seen[row])).collect())
+    }
+
+    /// The same where the ordinals count only what the identity wants.
+    pub(super) fn verdict_of_wanted(&self, at: usize, ordinals: &[i64]) -> Verdict {
+        if self.wants.is_none() {
+            return self.verdict(ordinals);
+        }
+        let wanted = self.wanted(at);
+        let row = |ordinal: &i64| usize::try_from(*ordinal - 1).ok().and_then(|n| wanted.get(n)).copied();
+        self.verdict(&ordinals.iter().filter_map(row).collect::<Vec<_>>())
+    }
+
+    /// What matters to an identity, where [`Self::wants`] says.
+    pub(super) fn wanted(&self, at: usize) -> &[i64] {
+        self.wants.as_ref().and_then(|wants| wants.get(&at)).map_or(&[], Vec::as_slice)
+    }
+
+    /// How many of [`Self::rows`] one identity is asked about, on average.
+    pub(super) fn images_of_each(&self) -> usize {
+        let some = |wants: &HashMap<usize, Vec<i64>>| wants.values().map(Vec::len).sum::<usize>() / wants.len().max(1);
+        self.wants.as_ref().map_or(self.rows.len(), some)
     }
 
     /// Row security doesn't bind the role.
@@ -184,6 +215,26 @@ fn distinct(request: &CheckRequest<'_>, table: &TableCatalog, using: &Effective)
         rows[n] = text;
     }
     (rows, row_of)
+}
+
+/// See [`Question::wants`]. Below a quarter of all pairs it is cheaper to name them.
+fn wants(
+    request: &CheckRequest<'_>,
+    members: &[usize],
+    rows: &[String],
+    row_of: &[Option<usize>],
+) -> Option<HashMap<usize, Vec<i64>>> {
+    let wanted = request.wanted?;
+    let ordinals = |at: &usize| {
+        let images = wanted.get(*at).map_or(&[][..], Vec::as_slice);
+        let mut of_rows: Vec<i64> = images.iter().filter_map(|n| *row_of.get(*n)?).map(|row| row as i64 + 1).collect();
+        of_rows.sort_unstable();
+        of_rows.dedup();
+        (*at, of_rows)
+    };
+    let wants: HashMap<usize, Vec<i64>> = members.iter().map(ordinals).collect();
+    let pairs: usize = wants.values().map(Vec::len).sum();
+    (pairs * 4 < members.len() * rows.len()).then_some(wants)
 }
 
 /// PostgREST's old `request.jwt.claim.sub`: empty if it isn't a text.

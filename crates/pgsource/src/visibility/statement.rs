@@ -46,7 +46,7 @@ pub(super) const ROW_SECURITY_ACTIVE: usize = 12;
 pub(super) fn looped(table: &TableCatalog) -> String {
     let rows = row_type(table);
     format!(
-        "select _aura_r.who, _aura_r.seen from aura_source.judge($1, $2::pg_catalog.text[]::{rows}[], $3, $4, $5, $6, $7) as _aura_r"
+        "select _aura_r.who, _aura_r.seen from aura_source.judge($1, $2::pg_catalog.text[]::{rows}[], $3, $4, $5, $6, $7, $8, $9) as _aura_r"
     )
 }
 
@@ -73,8 +73,9 @@ fn visible(table: &TableCatalog, using: &Effective, images: &str) -> String {
 }
 
 /// Asks for the visible images of many identities in one statement: rows of (ordinal of the identity, ordinals of its
-/// images). Parameters: images, claims, `sub` claims, role word. `None` if a name of the table is one of ours.
-pub(super) fn joined(table: &TableCatalog, using: &Effective, hoisted: &Hoisted) -> Option<String> {
+/// images). Parameters: images, claims, `sub` claims, role word; and if only `some` pairs matter, the ordinals of their
+/// identities and images. `None` if a name of the table is one of ours.
+pub(super) fn joined(table: &TableCatalog, using: &Effective, hoisted: &Hoisted, some: bool) -> Option<String> {
     let name = &table.relation.table;
     let ours = |name: &str| name.starts_with(PREFIX);
     if ours(name) || table.columns.iter().any(|column| ours(&column.name)) {
@@ -82,6 +83,16 @@ pub(super) fn joined(table: &TableCatalog, using: &Effective, hoisted: &Hoisted)
     }
     let alias = quote_ident(name);
     let columns = using.columns.iter().map(|n| format!(", {alias}.{}", quote_ident(&table.columns[*n].name)));
+    let pairs = if some {
+        format!(
+            "rows from (pg_catalog.unnest($5::pg_catalog.int8[]), pg_catalog.unnest($6::pg_catalog.int8[])) \
+             as _aura_p (_aura_who, _aura_which) \
+             join _aura_c on _aura_c._aura_i operator(pg_catalog.=) _aura_p._aura_who \
+             join {alias} on {alias}._aura_n operator(pg_catalog.=) _aura_p._aura_which"
+        )
+    } else {
+        format!("_aura_c, {alias}")
+    };
     let keys = hoisted.keys.iter().enumerate().map(|(n, key)| format!(", ({key}) as _aura_k{n}"));
     Some(format!(
         "with {alias} as materialized (select pg_catalog.row_number() over () as _aura_n{columns} \
@@ -89,7 +100,7 @@ pub(super) fn joined(table: &TableCatalog, using: &Effective, hoisted: &Hoisted)
          _aura_c as materialized (select _aura_i{keys} \
          from rows from (pg_catalog.unnest($2::pg_catalog.text[]), pg_catalog.unnest($3::pg_catalog.text[])) with ordinality \
          as _aura_j ({CLAIMS}, {SUBJECT}, _aura_i), (select $4::pg_catalog.text) as _aura_w ({WORD})) \
-         select _aura_c._aura_i, pg_catalog.array_agg({alias}._aura_n) from _aura_c, {alias} \
+         select _aura_c._aura_i, pg_catalog.array_agg({alias}._aura_n) from {pairs} \
          where ({expression}) group by _aura_c._aura_i",
         columns = columns.collect::<String>(),
         keys = keys.collect::<String>(),
