@@ -10,7 +10,7 @@ select pg_current_snapshot()::text, (
         -- Who may make schemas may have made ours before us: only a role that no tenant has is believed.
         'judge', (select coalesce(bool_and((f.rolsuper or f.rolcreaterole) and (s.rolsuper or s.rolcreaterole)), false)
             from pg_namespace n
-            join pg_proc p on p.pronamespace = n.oid and p.proname = 'judge'
+            join pg_proc p on p.pronamespace = n.oid and p.proname = 'judge' and p.pronargs = 9
             join pg_roles f on f.oid = p.proowner
             join pg_roles s on s.oid = n.nspowner
             where n.nspname = 'aura_source'),
