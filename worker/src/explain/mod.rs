@@ -6,6 +6,7 @@ mod filter;
 mod log;
 mod recent;
 mod row;
+mod said;
 mod steps;
 mod verdict;
 
@@ -22,12 +23,12 @@ use aura_domain::{
 };
 pub use log::ExplainLog;
 pub(crate) use recent::{Fate, Recent};
+pub(crate) use said::error;
 use tokio::{
     sync::{Semaphore, watch},
     time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-pub(crate) use verdict::error;
 
 use crate::{engine::report::Covered, subs::control::Control};
 

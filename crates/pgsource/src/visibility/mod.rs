@@ -247,7 +247,7 @@ impl VisibilityPool {
                 Pass::Changed(text) => return Ok(Next::Look(self.look(request.relation, text).await?)),
             }
         }
-        let unjudgeable = plan.unjudgeable();
+        let unjudgeable = plan.unjudgeable(request);
         let outcome = found(&known.table, true, plan.fill(answered));
         Ok(Next::Outcome(CheckOutcome { unjudgeable, failed_statements, ..outcome }))
     }

@@ -93,10 +93,15 @@ impl<'a> Plan<'a> {
     }
 
     /// (identity, image) pairs that are denied since the image lacks a column that the policies read (R-RLS-4).
-    pub(super) fn unjudgeable(&self) -> usize {
-        let missing = |question: &Question<'_>| {
-            question.row_of.iter().filter(|row| row.is_none()).count()
-                * (question.together.len() + question.apart.len())
+    pub(super) fn unjudgeable(&self, request: &CheckRequest<'_>) -> usize {
+        let missing = |question: &Question<'_>| -> usize {
+            let lacks = |image: &usize| question.row_of.get(*image).is_some_and(Option::is_none);
+            let all = question.row_of.iter().filter(|row| row.is_none()).count();
+            let of = |at: &usize| match request.wanted.and_then(|wanted| wanted.get(*at)) {
+                Some(images) if all > 0 => images.iter().filter(|image| lacks(image)).count(),
+                _ => all,
+            };
+            question.together.iter().chain(&question.apart).map(of).sum()
         };
         self.questions.iter().map(missing).sum()
     }
