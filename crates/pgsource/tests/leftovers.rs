@@ -67,7 +67,7 @@ const FRESH: &str = "create function shop.fresh(next_check bool) returns bool la
         if found is not null then return false; end if;
         if coalesce(current_setting('shop.mark', true), '') <> '' then return false; end if;
         if coalesce(current_setting('request.jwt.claim', true), '') <> '' then return false; end if;
-        if current_setting('statement_timeout') not in ('1s', '2s') then return false; end if;
+        if current_setting('statement_timeout') not in ('500ms', '2s') then return false; end if;
         if current_setting('row_security') <> 'on' then return false; end if;
         if current_setting('search_path') <> '' then return false; end if;
         if current_setting('transaction_read_only') <> 'on' then return false; end if;
