@@ -194,6 +194,17 @@ async fn explain_says_what_it_does_not_know() -> Result<()> {
     assert_fails_at(&explained, "in_filter");
     assert!(step(&explained, "in_filter")["detail"]["active_since_lsn"].is_string(), "{explained:#}");
 
+    // Of a change that is not remembered but may have been read, nobody says that it came too early: another table's filter
+    // is newer than it.
+    desk.sql.batch_execute("create table latest (id bigint primary key)").await?;
+    desk.project.enable("latest").await?;
+    let (head, _) = first.rsplit_once('-').context("a position")?;
+    let forgotten = format!("{head}-9");
+    let explained = desk
+        .explained(&json!({"subscription": {"table": "later", "role": "anon"}, "change": {"position": forgotten}}))
+        .await?;
+    assert_eq!(explained["outcome"], "unknown", "{explained:#}");
+
     // A position that is not remembered: nothing is guessed, and the range is told.
     let unknown = format!("{generation}-{:016x}-{:016x}-0", u64::MAX >> 1, u64::MAX >> 1);
     let explained =
@@ -203,6 +214,48 @@ async fn explain_says_what_it_does_not_know() -> Result<()> {
     // One of another table.
     let explained = desk.explained(&json!({"subscription": alice(&json!({})), "change": {"position": first}})).await?;
     assert_fails_at(&explained, "binding");
+    Ok(())
+}
+
+/// Nobody knows a position by heart: the row will do. And what was said when the row was judged outlasts what would be
+/// said now.
+#[tokio::test]
+async fn explain_finds_a_row_and_remembers_for_whom_it_could_not_be_judged() -> Result<()> {
+    let desk = Desk::start().await?;
+    desk.insert(1, "open").await?;
+    desk.insert(2, "open").await?;
+    let ask = json!({"subscription": alice(&json!({})), "change": {"row": {"id": 1}}});
+    let explained = desk.explained(&ask).await?;
+    assert_eq!(
+        (&explained["outcome"], &step(&explained, "decoded")["detail"]["key"]),
+        (&json!("sent"), &json!({"id": "1"}))
+    );
+    let none = desk.explained(&json!({"subscription": alice(&json!({})), "change": {"row": {"id": 77}}})).await?;
+    assert_eq!(none["outcome"], "unknown");
+    for nonsense in [json!({"row": {}}), json!({"row": {"id": [1]}}), json!({"row": {"id": 1}, "position": "x"})] {
+        let answer = desk.ask(&json!({"subscription": alice(&json!({})), "change": nonsense})).await?;
+        assert_eq!(answer.status, 422, "{}", answer.body);
+    }
+
+    // Somebody listens whose policy raises; then the policy is mended.
+    let subscriber = Subscriber::start(&desk.project, "notes").await?;
+    desk.sql.batch_execute(&format!("insert into notes values (4, '{ALICE}', 'open', 'b', 's')")).await?;
+    eventually(PATIENCE, || async { subscriber.seen().gaps.iter().any(|gap| gap.reason == "policy_error") }).await?;
+    desk.sql.batch_execute("alter policy touchy on notes using (true)").await?;
+    let anon = json!({"table": "notes", "token": desk.project.anon_key});
+    let explained = desk.explained(&json!({"subscription": anon, "change": {"row": {"id": 4}}})).await?;
+    assert_fails_at(&explained, "sent");
+    assert_eq!(step(&explained, "sent")["detail"]["gap"], "policy_raised", "{explained:#}");
+
+    // Where the role may read nothing, policies have nothing to say.
+    let revoke = format!(
+        "revoke select on notes from \"p_{}_authenticated\"; revoke select (id, owner, room, body) on notes from \"p_{0}_authenticated\"",
+        desk.project.id
+    );
+    desk.sql.batch_execute(&revoke).await?;
+    let explained = desk.explained(&ask).await?;
+    assert_fails_at(&explained, "grants");
+    assert_eq!(step(&explained, "policies")["passed"], Value::Null, "{explained:#}");
     Ok(())
 }
 

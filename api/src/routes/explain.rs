@@ -59,12 +59,15 @@ pub(crate) struct SubscriptionBody {
     token: Option<String>,
 }
 
-/// A change by its position, or a row that is made up.
+/// A change by its row or its position, or a row that is made up.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = ExplainChange)]
 pub(crate) struct ChangeBody {
-    /// As clients see it in every change.
+    /// Values of the row, as in `{"id": 7}`: the newest change of such a row.
+    #[schema(value_type = Option<Object>)]
+    row: Option<Map<String, Value>>,
+    /// As it stands in every change on the wire.
     position: Option<String>,
     /// Of a made-up row: `INSERT`, `UPDATE` or `DELETE`.
     r#type: Option<String>,
@@ -141,12 +144,21 @@ impl SubscriptionBody {
 
 impl ChangeBody {
     fn check(self) -> Result<Which> {
-        let Self { position, r#type, record, old_record } = self;
+        let Self { row, position, r#type, record, old_record } = self;
+        if let (Some(row), None, None, None, None) = (&row, &position, &r#type, &record, &old_record) {
+            let values = |value: &Value| !(value.is_array() || value.is_object());
+            let good = !row.is_empty() && row.values().all(values);
+            return if good {
+                Ok(Which::Row(row.clone()))
+            } else {
+                Err(invalid("A row has at least one value, a scalar."))
+            };
+        }
         match (position, r#type, record.is_some(), old_record.is_some()) {
-            (Some(position), None, false, false) => {
+            (Some(position), None, false, false) if row.is_none() => {
                 Ok(Which::At(position.parse().map_err(|_| invalid("The position is none."))?))
             }
-            (None, Some(kind), new, old) => {
+            (None, Some(kind), new, old) if row.is_none() => {
                 let kind = match (kind.as_str(), new, old) {
                     ("INSERT", true, false) => ChangeKind::Insert,
                     ("UPDATE", true, _) => ChangeKind::Update,
@@ -155,7 +167,7 @@ impl ChangeBody {
                 };
                 Ok(Which::MadeUp(MadeUp { kind, record, old_record }))
             }
-            _ => Err(invalid("A change is a position, or else a type with its rows.")),
+            _ => Err(invalid("A change is a row, a position, or else a type with its rows.")),
         }
     }
 }

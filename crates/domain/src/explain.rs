@@ -21,6 +21,8 @@ pub struct Question {
 pub enum Which {
     /// The newest one of the subscription's table that the worker remembers.
     Newest,
+    /// The newest one of a row that has these values, in PostgreSQL's text form or as JSON scalars.
+    Row(Map<String, Value>),
     /// The one at this position.
     At(Position),
     /// One that never happened.

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     encode::{Encoder, OldRow, Projection},
-    explain::{ExplainLog, Fate, Recent},
+    explain::{self, ExplainLog, Fate, Recent},
     subs::{control::Control, index::ActiveSubscription},
 };
 
@@ -268,9 +268,23 @@ impl Judge {
             messages.push(self.gap(batch.table.project.id, &positions, GapReason::TableChanged, Some(table), None));
             return;
         }
+        if outcome.verdicts.iter().any(|verdict| matches!(verdict, Verdict::Error(_))) {
+            self.remember_unjudged(mine.clone().copied(), outcome);
+        }
         for (reason, found) in unjudged::by_reason(mine.copied(), outcome).into_values() {
             let (table, ids) = (Some(table.clone()), Some(found.sub_ids));
             messages.push(self.gap(batch.table.project.id, &found.positions, reason, table, ids));
+        }
+    }
+
+    /// For explanations.
+    fn remember_unjudged<'r>(&self, rows: impl Iterator<Item = (&'r Row, &'r Placed)>, outcome: &CheckOutcome) {
+        for (row, placed) in rows {
+            let who = placed.subscribers.iter().filter_map(|(sub, n)| match &outcome.verdicts[*n] {
+                Verdict::Error(kind) => Some((Arc::clone(&sub.identity), explain::error(kind).0)),
+                Verdict::Decided { .. } => None,
+            });
+            self.recent.unjudged(row.body.table.project.id, row.body.change.position, who);
         }
     }
 

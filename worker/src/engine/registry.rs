@@ -65,6 +65,11 @@ impl RegisteredTable {
         commit >= self.enabled_at && self.disabled_at.is_none_or(|disabled| commit <= disabled)
     }
 
+    /// Nothing committed below is published; zero when it was enabled in an earlier generation.
+    pub(crate) fn enabled_at(&self) -> Lsn {
+        self.enabled_at
+    }
+
     /// R-HOLE-2: `max(enabled_at_lsn, E)`.
     pub(crate) fn active_since(&self, e: Lsn) -> Lsn {
         self.enabled_at.max(e)

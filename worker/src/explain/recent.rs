@@ -7,9 +7,12 @@ use std::{
 };
 
 use aura_domain::{Change, ChangeKind, Position, ProjectId, SourceId, explain::RememberedRange};
+use aura_pgsource::visibility::Identity;
 use aura_wire::GapReason;
 use jiff::Timestamp;
+use serde_json::{Map, Value};
 
+use super::row;
 use crate::{
     engine::{memory_of, registry::RegisteredTable, shard::Row},
     subs::index::TableKey,
@@ -19,6 +22,8 @@ use crate::{
 const CHANGES: usize = 1000;
 /// A row that would take more than this part of the bytes is remembered without its images.
 const LARGE: usize = 64;
+/// Most identities that are remembered with a row.
+const UNJUDGED: usize = 16;
 /// What is remembered of a row besides its images.
 const OVERHEAD: usize = size_of::<Remembered>();
 
@@ -44,6 +49,8 @@ pub(crate) struct Remembered {
     /// `None`: it was too large.
     pub(crate) change: Option<Arc<Change>>,
     pub(crate) fate: Fate,
+    /// Who got a gap in its place, since nobody could judge it for them, and why.
+    pub(crate) unjudged: Vec<(Arc<Identity>, &'static str)>,
     bytes: usize,
 }
 
@@ -98,6 +105,7 @@ impl Recent {
             table: Arc::clone(&row.body.table),
             change: fits.then(|| Arc::clone(change)),
             fate: Fate::OnTheWay,
+            unjudged: Vec::new(),
             bytes: if fits { whole } else { OVERHEAD },
         }
     }
@@ -115,6 +123,19 @@ impl Recent {
         }
     }
 
+    /// Nobody could judge the row at a position for these, the first few of whom are remembered.
+    pub(crate) fn unjudged(
+        &self,
+        project: ProjectId,
+        position: Position,
+        who: impl Iterator<Item = (Arc<Identity>, &'static str)>,
+    ) {
+        let mut state = self.lock();
+        let Some(history) = state.projects.get_mut(&project) else { return };
+        let Ok(at) = history.changes.binary_search_by_key(&position, |known| known.position) else { return };
+        history.changes[at].unjudged = who.take(UNJUDGED).collect();
+    }
+
     /// The change at a position.
     pub(crate) fn at(&self, project: ProjectId, position: Position) -> Option<Remembered> {
         let state = self.lock();
@@ -127,6 +148,13 @@ impl Recent {
     pub(crate) fn newest(&self, key: &TableKey) -> Option<Remembered> {
         let state = self.lock();
         state.projects.get(&key.project)?.changes.iter().rev().find(|known| known.table.key == *key).cloned()
+    }
+
+    /// The newest change of a table's row that has these values.
+    pub(crate) fn newest_of(&self, key: &TableKey, values: &Map<String, Value>) -> Option<Remembered> {
+        let state = self.lock();
+        let changes = state.projects.get(&key.project)?.changes.iter().rev();
+        changes.filter(|known| known.table.key == *key).find(|known| row::has(known, values)).cloned()
     }
 
     /// What is remembered of a table.

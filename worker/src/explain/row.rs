@@ -4,6 +4,8 @@ use aura_domain::{Cell, Image, Value, explain::MadeUp};
 use aura_pgsource::{JsonForm, TableCatalog};
 use serde_json::{Map, Value as Json};
 
+use super::recent::Remembered;
+
 /// New and old image of a made-up change, or what is wrong with it.
 pub(super) fn images(made_up: &MadeUp, table: &TableCatalog) -> Result<(Option<Image>, Option<Image>), String> {
     let of = |record: &Option<Map<String, Json>>| record.as_ref().map(|record| image(record, table)).transpose();
@@ -23,6 +25,17 @@ fn image(record: &Map<String, Json>, table: &TableCatalog) -> Result<Image, Stri
         Ok(Cell { name: std::sync::Arc::clone(&column.name), type_oid: column.ty.oid, value })
     };
     table.columns.iter().map(cell).collect::<Result<_, _>>().map(Image)
+}
+
+/// Whether a remembered row has these values; the image that decides is looked at.
+pub(super) fn has(known: &Remembered, values: &Map<String, Json>) -> bool {
+    let image = known.change.as_ref().and_then(|change| change.new.as_ref().or(change.old.as_ref()));
+    let equal = |(name, wanted): (&String, &Json)| match image.and_then(|image| image.get(name)) {
+        Some(Value::Text(is)) => text(wanted, false).is_some_and(|wanted| *wanted == **is),
+        Some(Value::Null) => wanted.is_null(),
+        Some(Value::Unchanged) | None => false,
+    };
+    values.iter().all(equal)
 }
 
 fn not_scalar(column: &str) -> String {

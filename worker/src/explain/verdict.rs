@@ -11,7 +11,7 @@ use aura_pgsource::{
     visibility::{CheckRequest, Identity, PolicyQuestion, PolicyVerdict, PolicyWord, Verdict},
 };
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{
     Explainer,
@@ -74,7 +74,7 @@ impl Explainer {
         let remembered = key.as_ref().and_then(|key| self.recent.range(key));
         let table = key.as_ref().and_then(|key| registered(&mut steps, &registry, key));
         if let Some(table) = table {
-            self.in_filter(&mut steps, table, at, found.is_some());
+            self.in_filter(&mut steps, table, at, found.as_ref());
             self.rest(&mut steps, &registry, table, question, found.as_ref()).await;
         }
         let made_up = matches!(question.change, Which::MadeUp(_));
@@ -85,24 +85,30 @@ impl Explainer {
     fn find(&self, key: &TableKey, which: &Which) -> Option<Remembered> {
         match which {
             Which::Newest => self.recent.newest(key),
+            Which::Row(values) => self.recent.newest_of(key, values),
             Which::At(position) => self.recent.at(key.project, *position),
             Which::MadeUp(_) => None,
         }
     }
 
     /// R-HOLE-2: from where on every change of the table is read.
-    fn in_filter(&self, steps: &mut Steps, table: &RegisteredTable, at: Option<Position>, known: bool) {
+    fn in_filter(&self, steps: &mut Steps, table: &RegisteredTable, at: Option<Position>, found: Option<&Remembered>) {
         let covered = self.covered.borrow().clone();
         let since = covered.filter(|covered| covered.covers(table.registration, &table.relation));
         let since = since.map(|covered| covered.since(table));
         let detail = json!({"active_since_lsn": since, "commit_lsn": at.map(|at| at.commit)});
         let (passed, message) = match (since, at) {
-            _ if known => (Some(true), "The change came through the filter.".to_owned()),
+            _ if found.is_some() => (Some(true), "The change came through the filter.".to_owned()),
             (None, None) => (Some(false), "The running filter doesn't cover the table yet.".to_owned()),
             (None, Some(_)) => (None, "The running filter doesn't cover the table yet.".to_owned()),
             (Some(since), None) => (Some(true), format!("The filter covers the table since {since}.")),
+            (_, Some(at)) if at.commit < table.enabled_at() => {
+                let message = format!("It was committed at {}, before realtime was turned on.", at.commit);
+                (Some(false), message)
+            }
             (Some(since), Some(at)) if at.commit < since => {
-                (Some(false), format!("It was committed at {}, the filter covers the table since {since}.", at.commit))
+                // An earlier run may have read it.
+                (None, format!("It was committed at {}, the engine's filter is of {since}.", at.commit))
             }
             (Some(since), Some(_)) => (Some(true), format!("The filter covers the table since {since}, before it.")),
         };
@@ -119,7 +125,13 @@ impl Explainer {
     ) {
         let spec = &question.subscription;
         let described = self.describe(table, spec).await;
-        let row = decoded(steps, question, found, described.as_ref().ok().and_then(Option::as_ref));
+        let mine = found.filter(|found| found.table.key == table.key);
+        let row = if mine.is_none() && found.is_some() {
+            steps.add(StepName::Decoded, Some(true), "The worker has read it: a change of another table.", Value::Null);
+            None
+        } else {
+            decoded(steps, question, mine, described.as_ref().ok().and_then(Option::as_ref))
+        };
         let kind = row.as_ref().map(|row| row.kind).or_else(|| found.map(|known| known.kind));
         binding(steps, spec, kind, found);
         let image = row.as_ref().and_then(Subject::deciding);
@@ -137,6 +149,10 @@ impl Explainer {
         };
         grants(steps, spec, table, &described);
         let old_visible = match &row {
+            _ if !described.access.any() => {
+                steps.add(StepName::Policies, None, "Not asked: the role may read nothing.", Value::Null);
+                None
+            }
             Some(row) => self.policies(steps, spec, table, row, &described).await,
             None => {
                 let message = "The row's images are not remembered, so no policy can be asked.";
@@ -145,7 +161,7 @@ impl Explainer {
             }
         };
         columns(steps, spec, &described, active.as_ref(), row.as_ref(), old_visible);
-        self.sent(steps, question, found);
+        self.sent(steps, question, mine);
     }
 
     async fn describe(
@@ -253,6 +269,7 @@ impl Explainer {
             return steps.add(StepName::Sent, None, "A made-up row is sent to nobody.", Value::Null);
         }
         let Some(found) = found else { return };
+        let SubscriptionSpec { role, claims, .. } = &question.subscription;
         let connected = self.control.bus.state().borrow().connected;
         let at = |time: Timestamp| json!({"at": time.to_string()});
         let (passed, message, detail) = match found.fate {
@@ -270,6 +287,13 @@ impl Explainer {
                 (Some(false), message, json!({"at": time.to_string(), "gap": word}))
             }
         };
+        if let Some((_, why)) = found.unjudged.iter().find(|(who, _)| who.role == *role && who.claims == *claims) {
+            let message = format!(
+                "{message} Not for this subscription: when the row was judged, the policies could not be asked ({why}). \
+                 A gap was announced to it."
+            );
+            return steps.add(StepName::Sent, Some(false), message, json!({"gap": why}));
+        }
         // For whom it was is the other steps' matter.
         let passed = passed.filter(|passed| !(*passed && steps.failed().is_some()));
         let message = if steps.failed().is_some() { format!("{message} Not for this subscription.") } else { message };
@@ -318,7 +342,10 @@ fn decoded(
     }
     let Some(found) = found else {
         let message = match question.change {
-            Which::At(_) => "The change is not remembered: it is too long ago, it is still to come, or it was skipped.",
+            Which::At(_) => {
+                "No such change of this table is remembered: it is too long ago, it is still to come, or it was skipped."
+            }
+            Which::Row(_) => "No change of such a row is remembered.",
             _ => "No change of this table is remembered.",
         };
         steps.add(StepName::Decoded, None, message, Value::Null);
@@ -338,7 +365,15 @@ fn decoded(
         .filter(|cell| cell.value == Cell::Unchanged)
         .map(|cell| &*cell.name)
         .collect();
-    let detail = json!({"type": kind, "committed_at": committed, "xid": change.xid, "unchanged": unchanged});
+    let image = change.new.as_ref().or(change.old.as_ref());
+    let key = described.into_iter().flat_map(|described| &described.table.columns).filter(|column| column.primary_key);
+    let key = key.filter_map(|column| match image?.get(&column.name)? {
+        Cell::Text(text) => Some((column.name.to_string(), Value::from(&**text))),
+        Cell::Null | Cell::Unchanged => None,
+    });
+    let key: Map<String, Value> = key.collect();
+    let detail =
+        json!({"type": kind, "committed_at": committed, "xid": change.xid, "key": key, "unchanged": unchanged});
     steps.add(StepName::Decoded, Some(true), format!("The worker has read the {kind}."), detail);
     Some(Subject::of(change))
 }
