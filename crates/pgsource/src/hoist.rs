@@ -235,7 +235,9 @@ impl Text<'_> {
         if !self.is(at + 3, "::") || !self.is_word(at + 4, "text") {
             return None;
         }
-        let end = if self.is(at + 5, ",") { at + 7 } else { at + 5 };
+        // With null for the second argument it is null, whatever the setting: that one must be seen.
+        let second = self.is(at + 5, ",") && (self.is_word(at + 6, "true") || self.is_word(at + 6, "false"));
+        let end = if second { at + 7 } else { at + 5 };
         if !self.is(end, ")") {
             return None;
         }
@@ -405,6 +407,8 @@ mod tests {
             "(owner = auth.email())",
             "(id IN ( SELECT m.id FROM shop.members m))",
             "(current_setting(name) = 'x'::text)",
+            "(current_setting('request.jwt.claims'::text, flag) = 'x'::text)",
+            "(current_setting('request.jwt.claims'::text, \"true\") = 'x'::text)",
             "(current_setting(('request.jwt.'::text || 'claims'::text)) = 'x'::text)",
             "(query_to_xml('select 1'::text, true, false, ''::text) IS NULL)",
             "\"Current_Setting\"('request.jwt.claims'::text)",

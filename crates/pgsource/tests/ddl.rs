@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use aura_testkit::eventually;
 
 use crate::{
-    tenant::{ALICE, BOB, Tenants, all_seen, identity, relation, user},
+    tenant::{ALICE, BOB, Tenants, all_seen, identity, image, relation, user},
     visibility::{NOTES, note},
 };
 
@@ -75,5 +76,43 @@ async fn r_rls_10_a_transaction_that_is_not_visible_yet_is_waited_for() -> Resul
         let outcome = tokio::time::timeout(Duration::from_secs(5), check).await.context("waits for ever")??;
         assert_eq!(all_seen(&outcome), ["0"], "the policy is gone as of that transaction");
     }
+    Ok(())
+}
+
+/// Nothing locks a table that is being judged, and the text of an image is read by the row type as it is at that moment.
+#[tokio::test]
+async fn r_rls_10_columns_that_change_under_a_check_don_t_shift_values() -> Result<()> {
+    let tenants = Tenants::start().await?;
+    let setup = format!(
+        "create table shop.members (who uuid); grant select on shop.members to {{authenticated}};
+         create function shop.waits() returns bool language plpgsql as $$ begin
+             if auth.uid() = '{ALICE}' then perform pg_advisory_xact_lock(7); end if;
+             return not exists (select from shop.members);
+         end $$;
+         create table shop.t (junk uuid, editor uuid, owner uuid);
+         alter table shop.t enable row level security;
+         create policy p on shop.t using (shop.waits() and coalesce(editor, owner) is not null and owner = auth.uid())"
+    );
+    tenants.run(&setup).await?;
+    tenants.superuser.batch_execute("select pg_advisory_lock(7)").await?;
+    let images = [image(&[("junk", Some(ALICE)), ("editor", Some(BOB)), ("owner", Some(ALICE))])];
+    let who = [user(ALICE), user(BOB)];
+    let change = async {
+        let asked_alone = "select exists (select from pg_stat_activity where wait_event = 'advisory'
+            and query like 'select array(select _aura_s%')";
+        eventually(Duration::from_secs(10), || async {
+            tenants.superuser.query_one(asked_alone, &[]).await.is_ok_and(|row| row.get(0))
+        })
+        .await?;
+        // As many columns as before.
+        tenants.run("alter table shop.t drop column junk, add column later uuid").await?;
+        tenants.superuser.batch_execute("select pg_advisory_unlock(7)").await?;
+        Ok::<_, anyhow::Error>(())
+    };
+    let (outcome, changed) = tokio::join!(tenants.check("t", &images, &who), change);
+    changed?;
+    let seen = all_seen(&outcome?);
+    assert_eq!(seen[0], "1");
+    assert!(seen[1].starts_with("Policy"), "the editor was taken for the owner: {seen:?}");
     Ok(())
 }

@@ -519,3 +519,17 @@ async fn g4_a_locked_table_holds_up_nobody_else() -> Result<()> {
     assert!(tenants.pool.describe(tenants.shop, &relation("shop", "notes")?, "anon", &[]).await?.is_some());
     Ok(())
 }
+
+#[tokio::test]
+async fn r_rls_2_a_setting_that_is_asked_for_with_null_is_null() -> Result<()> {
+    let tenants = Tenants::start().await?;
+    let setup = "create table shop.t (owner text, strict bool);
+        alter table shop.t enable row level security;
+        create policy p on shop.t using (
+            owner = (current_setting('request.jwt.claims', strict)::json ->> 'sub'))";
+    tenants.run(setup).await?;
+    let row = |strict| image(&[("owner", Some("me")), ("strict", strict)]);
+    let outcome = tenants.check("t", &[row(None), row(Some("t")), row(Some("f"))], &[identity("anon", "me")]).await?;
+    assert_eq!(all_seen(&outcome), ["011"]);
+    Ok(())
+}

@@ -44,9 +44,9 @@ pub(super) const ROW_SECURITY_ACTIVE: usize = 12;
 /// Asks for the visible images of several identities, one after the other, by the function that bootstrap made: it does
 /// for each what [`BECOME`] does. Parameters: see there.
 pub(super) fn looped(table: &TableCatalog) -> String {
-    let rows = row_type(table);
+    let images = images(table, "$2");
     format!(
-        "select _aura_r.who, _aura_r.seen from aura_source.judge($1, $2::pg_catalog.text[]::{rows}[], $3, $4, $5, $6, $7, $8, $9) as _aura_r"
+        "select _aura_r.who, _aura_r.seen from aura_source.judge($1, {images}, $3, $4, $5, $6, $7, $8, $9) as _aura_r"
     )
 }
 
@@ -57,7 +57,7 @@ pub(super) fn query(table: &TableCatalog, using: &Effective) -> String {
 
 /// The same for one identity, of `$1`, a text array.
 pub(super) fn alone(table: &TableCatalog, using: &Effective) -> String {
-    visible(table, using, &format!("$1::pg_catalog.text[]::{}[]", row_type(table)))
+    visible(table, using, &images(table, "$1"))
 }
 
 /// The policy's text prints columns bare, and inside sub-selects qualified by the table's name: that is the alias. A
@@ -96,7 +96,7 @@ pub(super) fn joined(table: &TableCatalog, using: &Effective, hoisted: &Hoisted,
     let keys = hoisted.keys.iter().enumerate().map(|(n, key)| format!(", ({key}) as _aura_k{n}"));
     Some(format!(
         "with {alias} as materialized (select pg_catalog.row_number() over () as _aura_n{columns} \
-         from pg_catalog.unnest($1::pg_catalog.text[]::{rows}[]) as {alias}), \
+         from pg_catalog.unnest({images}) as {alias}), \
          _aura_c as materialized (select _aura_i{keys} \
          from rows from (pg_catalog.unnest($2::pg_catalog.text[]), pg_catalog.unnest($3::pg_catalog.text[])) with ordinality \
          as _aura_j ({CLAIMS}, {SUBJECT}, _aura_i), (select $4::pg_catalog.text) as _aura_w ({WORD})) \
@@ -104,14 +104,27 @@ pub(super) fn joined(table: &TableCatalog, using: &Effective, hoisted: &Hoisted,
          where ({expression}) group by _aura_c._aura_i",
         columns = columns.collect::<String>(),
         keys = keys.collect::<String>(),
-        rows = row_type(table),
+        images = images(table, "$1"),
         expression = hoisted.expression,
     ))
 }
 
-fn row_type(table: &TableCatalog) -> String {
-    let Relation { schema, table } = &table.relation;
-    format!("{}.{}", schema.quoted(), table.quoted())
+/// A text array as an array of the row type, which is read column by column: nothing locks the table, so where one was
+/// dropped and another added meanwhile, values would be others'. The catalogue's rows are those of the transaction's
+/// snapshot; a function that asks for a privilege knows of a dropped column, for which it is null. What raises an error
+/// is asked again, of the columns as they are then, or denied.
+fn images(table: &TableCatalog, texts: &str) -> String {
+    let Relation { schema, table: name } = &table.relation;
+    let columns: Vec<String> = table.columns.iter().map(|column| column.attnum.to_string()).collect();
+    format!(
+        "(case when exists (select from pg_catalog.unnest('{{{columns}}}'::pg_catalog.int2[]) as _aura_a (_aura_n) \
+         where pg_catalog.has_column_privilege({oid}::pg_catalog.oid, _aura_a._aura_n, 'SELECT') is null) \
+         then array['its columns have changed'] else {texts}::pg_catalog.text[] end)::{schema}.{name}[]",
+        columns = columns.join(","),
+        oid = table.oid,
+        schema = schema.quoted(),
+        name = name.quoted(),
+    )
 }
 
 /// What of an image the policies read, as the text form of the table's row type: images that are equal in it have one
