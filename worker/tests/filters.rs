@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use aura_store::Plugin;
 use serde_json::json;
 
-use crate::stage::Stage;
+use crate::{hung::another_project, stage::Stage};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r_rls_7_each_binding_gets_what_its_filter_lets_through_whoever_decides() -> anyhow::Result<()> {
@@ -156,6 +156,35 @@ async fn a_wildcard_s_filter_holds_for_every_table_and_for_those_that_are_regist
     let gap = watch.next_gap().await;
     assert_eq!((&gap["reason"], &gap["sub_ids"]), (&json!("table_changed"), &json!([sub])), "{gap}");
     assert!(watch.next().await.ids.is_empty(), "a table without the column ends the subscription");
+    worker.stop().await;
+    Ok(())
+}
+
+/// What a front asks is about all projects of a source: whose filters take long to check keeps nobody else from joining.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_rls_6_slow_filters_of_a_project_don_t_hold_up_the_joins_of_others() -> anyhow::Result<()> {
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    let worker = stage.run_worker().await;
+    let claims = json!({"sub": "a", "role": "authenticated"});
+    another_project(&mut stage, 1, "slow").await?;
+    stage
+        .sql
+        .batch_execute(
+            "create function is_slow(text) returns bool language sql as 'select pg_sleep(0.7) is not null';
+             create domain slow_text as text check (is_slow(value));
+             alter table slow add column word slow_text",
+        )
+        .await?;
+    let filter = |n: u32| format!("word=eq.{n}");
+    let mut all: Vec<_> =
+        (0..40).map(|n| stage.subscription("slow", "authenticated", &claims, Some(&filter(n)))).collect();
+    another_project(&mut stage, 2, "t").await?;
+    let good = stage.subscription("t", "authenticated", &claims, Some("id=gt.5"));
+    let good_id = good.sub_id;
+    all.push(good);
+    let reply = stage.join_at_once(all).await;
+    assert!(reply.exceptions.iter().all(|exception| exception.sub_id != good_id && !exception.fatal), "{reply:?}");
+    assert!(!reply.exceptions.is_empty(), "not all of the slow ones can have been checked");
     worker.stop().await;
     Ok(())
 }

@@ -304,6 +304,29 @@ impl Stage {
 
     /// Joins as a front would; `*` is the whole schema.
     pub(crate) async fn join(&mut self, table: &str, role: &str, claims: Value, filter: Option<&str>) -> (u64, Reply) {
+        let subscription = self.subscription(table, role, &claims, filter);
+        let sub_id = subscription.sub_id.0;
+        (sub_id, self.join_at_once(vec![subscription]).await)
+    }
+
+    /// One request of a front, which waits as long for the answer.
+    pub(crate) async fn join_at_once(&mut self, subscriptions: Vec<WireSubscription>) -> Reply {
+        self.rev += 1;
+        let request = Request::Join { front: FrontId("front".to_owned()), rev: self.rev, subscriptions };
+        let payload = serde_json::to_vec(&request).expect("JSON");
+        let message = Message::new(Subject::source_requests(self.source.id), payload);
+        let answer = self.bus.request(message, Duration::from_secs(5)).await.expect("the leader answers");
+        serde_json::from_slice(&answer.payload).expect("a reply")
+    }
+
+    /// Of the stage's project.
+    pub(crate) fn subscription(
+        &mut self,
+        table: &str,
+        role: &str,
+        claims: &Value,
+        filter: Option<&str>,
+    ) -> WireSubscription {
         let spec = SubscriptionSpec {
             project: self.project,
             schema: "public".to_owned(),
@@ -312,21 +335,12 @@ impl Stage {
             filter: filter.map(str::to_owned),
             select: None,
             role: role.to_owned(),
-            claims: Claims::from_payload(&claims).expect("an object"),
+            claims: Claims::from_payload(claims).expect("an object"),
         };
         let key = self.store.master_key().sub_id_key();
         let (sub_id, twin) = (key.sub_id(&spec), key.twin(&spec));
-        self.rev += 1;
         self.twins.push((sub_id.0, twin.0));
-        let request = Request::Join {
-            front: FrontId("front".to_owned()),
-            rev: self.rev,
-            subscriptions: vec![WireSubscription { sub_id, twin, spec }],
-        };
-        let payload = serde_json::to_vec(&request).expect("JSON");
-        let message = Message::new(Subject::source_requests(self.source.id), payload);
-        let answer = self.bus.request(message, Duration::from_secs(5)).await.expect("the leader answers");
-        (sub_id.0, serde_json::from_slice(&answer.payload).expect("a reply"))
+        WireSubscription { sub_id, twin, spec }
     }
 }
 

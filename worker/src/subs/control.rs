@@ -9,7 +9,7 @@ use std::{
 
 use aura_bus::{BusError, Message, SharedBus, Subject};
 use aura_domain::{Epoch, FrontId, Lsn, ProjectId, SourceId, SubId};
-use aura_pgsource::visibility::VisibilityPool;
+use aura_pgsource::{SourceError, visibility::VisibilityPool};
 use aura_wire::control::{Announcement, Heartbeat, Reply, Request, Subscription};
 use futures_util::StreamExt as _;
 use tokio::{
@@ -33,6 +33,10 @@ pub(crate) const FRONT_TIMEOUT: Duration = Duration::from_secs(15);
 const SETTLE: Duration = Duration::from_millis(500);
 /// Requests that are worked on at once; a join may have to ask PostgreSQL.
 const CONCURRENCY: usize = 32;
+/// What checking the subscriptions of one request may take: a front waits 5 s for the answer.
+const ADMIT_LIMIT: Duration = Duration::from_secs(3);
+/// Subscriptions of one project and request that are checked at once.
+const ADMIT_AT_ONCE: usize = 4;
 
 /// Whether the engine streams, and why not.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -166,14 +170,38 @@ impl Control {
         if last { partial.remove(front).map(|(_, ids)| ids) } else { None }
     }
 
+    /// A request is about all projects of the source, and the front sends it again unless it is answered soon. So whose
+    /// checks take long has a time of its own, and is asked about again; the others don't wait for it.
     async fn admit_all(&self, front: &FrontId, subscriptions: Vec<Subscription>) -> Vec<aura_wire::control::Exception> {
-        let mut exceptions = Vec::new();
+        let deadline = Instant::now() + ADMIT_LIMIT;
+        let mut projects: HashMap<ProjectId, Vec<Subscription>> = HashMap::new();
         for subscription in subscriptions {
-            if let Err(refusal) = self.admit_one(front, &subscription).await {
-                exceptions.push(refusal.exception(&subscription));
-            }
+            projects.entry(subscription.spec.project).or_default().push(subscription);
         }
-        exceptions
+        let admitted = projects.into_values().map(|subscriptions| {
+            let admitted = futures_util::stream::iter(subscriptions)
+                .map(|subscription| self.admit_until(deadline, front, subscription))
+                .buffer_unordered(ADMIT_AT_ONCE);
+            admitted.filter_map(std::future::ready).collect::<Vec<_>>()
+        });
+        futures_util::future::join_all(admitted).await.into_iter().flatten().collect()
+    }
+
+    async fn admit_until(
+        &self,
+        deadline: Instant,
+        front: &FrontId,
+        subscription: Subscription,
+    ) -> Option<aura_wire::control::Exception> {
+        // What needs no question is done at the first poll, however late it is.
+        let refusal = match tokio::time::timeout_at(deadline, self.admit_one(front, &subscription)).await {
+            Ok(admitted) => admitted.err()?,
+            Err(_) => {
+                self.index_mut(|index| index.insert(front, subscription.clone(), None));
+                Refusal::Unknown(SourceError::Timeout { what: "checking a subscription", limit: ADMIT_LIMIT })
+            }
+        };
+        Some(refusal.exception(&subscription))
     }
 
     async fn admit_one(&self, front: &FrontId, subscription: &Subscription) -> Result<(), Refusal> {
