@@ -188,3 +188,31 @@ async fn r_rls_6_slow_filters_of_a_project_don_t_hold_up_the_joins_of_others() -
     worker.stop().await;
     Ok(())
 }
+
+/// R-MEM-2: questions to PostgreSQL are rows × distinct filters. A transaction that has more of them than are asked at a
+/// time is placed in parts, and nothing of it is given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_mem_2_many_filters_that_postgres_decides_and_many_rows_are_asked_in_parts() -> anyhow::Result<()> {
+    const FILTERS: usize = 400;
+    const ROWS: usize = 2500;
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    stage.sql.batch_execute("create table t (id int primary key, body text)").await?;
+    let worker = stage.run_worker().await;
+    stage.enable("t").await?;
+    let mut watch = stage.changes().await;
+    let claims = json!({"sub": "a", "role": "authenticated"});
+    let of_body = |n: usize| format!("body=ilike.N{n}");
+    let filters: Vec<String> = (0..FILTERS).map(of_body).collect();
+    for some in filters.chunks(100) {
+        let some = some.iter().map(|filter| stage.subscription("t", "authenticated", &claims, Some(filter))).collect();
+        let reply = stage.join_at_once(some).await;
+        assert!(reply.exceptions.is_empty(), "{reply:?}");
+    }
+    stage.sql.batch_execute(&format!("insert into t select n, 'n' || n from generate_series(1, {ROWS}) n")).await?;
+    for n in 1..=ROWS {
+        assert_eq!(watch.next().await.ids.len(), usize::from(n < FILTERS), "row {n}");
+    }
+    assert_eq!(watch.gaps, Vec::<serde_json::Value>::new());
+    worker.stop().await;
+    Ok(())
+}

@@ -31,12 +31,14 @@ impl Judge {
         self.compile_wildcards(rows).await;
         let mut answers = Answers::default();
         let mut pause = Duration::from_millis(50);
-        let mut rounds = 0;
+        let (mut rows, mut rounds) = (rows, 0);
         loop {
             let placed = self.control.index(|index| placing::place(index, rows, &mut answers));
             if !answers.has_open() {
                 return placed;
             }
+            // Not more of them once these have their answers: those would be new questions.
+            rows = &rows[..placed.1.len()];
             drop(placed);
             if rounds == ROUNDS {
                 answers.give_up();

@@ -42,7 +42,8 @@ pub(super) struct Placed {
     pub(super) failed: Vec<(Arc<ActiveSubscription>, usize)>,
 }
 
-/// Finds the rows' subscribers and sorts the rows by table: the first row, and as many more as have [`MATCHES`] together.
+/// Finds the rows' subscribers and sorts the rows by table: the first row, and as many more as have [`MATCHES`] together,
+/// questions counted.
 /// What PostgreSQL is to be asked about filters is noted in `answers`; then it must be asked, and all placed again.
 pub(super) fn place<'a>(
     index: &SubscriptionIndex,
@@ -56,7 +57,7 @@ pub(super) fn place<'a>(
         let matching = |image: &Image| index.matching(&row.body.table.key, row.body.change.kind, image, answers);
         let matched = deciding.map(matching).unwrap_or_default();
         matches += matched.found.len() + matched.failed.len();
-        if matches > MATCHES && !placed.is_empty() {
+        if matches + answers.open_pairs() > MATCHES && !placed.is_empty() {
             break;
         }
         let same = |batch: &TableBatch<'_>| Arc::ptr_eq(batch.table, &row.body.table);

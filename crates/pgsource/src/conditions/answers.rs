@@ -73,13 +73,17 @@ pub struct Question {
 }
 
 /// Of one question: each value's answer; `None` = PostgreSQL couldn't tell.
-type Known = HashMap<Box<str>, Option<Option<bool>>>;
+type Known = HashMap<Arc<str>, Option<Option<bool>>>;
 
 /// Answers of PostgreSQL, and the questions that are open.
 #[derive(Debug, Default)]
 pub struct Answers {
     known: HashMap<Arc<Question>, Known>,
-    open: HashMap<Arc<Question>, HashSet<Box<str>>>,
+    open: HashMap<Arc<Question>, HashSet<Arc<str>>>,
+    /// Pairs of a question and a value in `open`.
+    pairs: usize,
+    /// Each value once, however many questions are about it.
+    values: HashSet<Arc<str>>,
 }
 
 impl Answers {
@@ -93,7 +97,13 @@ impl Answers {
             None => {
                 let open = self.open.entry(Arc::clone(question)).or_default();
                 if !open.contains(value) {
-                    open.insert(value.into());
+                    let shared = match self.values.get(value) {
+                        Some(shared) => Arc::clone(shared),
+                        None => Arc::from(value),
+                    };
+                    self.values.insert(Arc::clone(&shared));
+                    open.insert(shared);
+                    self.pairs += 1;
                 }
                 Truth::Open
             }
@@ -105,13 +115,19 @@ impl Answers {
         !self.open.is_empty()
     }
 
+    /// How much: pairs of a question and a value.
+    pub fn open_pairs(&self) -> usize {
+        self.pairs
+    }
+
     /// Takes what is to be asked: every question with its distinct values.
-    pub(crate) fn take_open(&mut self) -> Vec<(Arc<Question>, Vec<Box<str>>)> {
+    pub(crate) fn take_open(&mut self) -> Vec<(Arc<Question>, Vec<Arc<str>>)> {
+        self.pairs = 0;
         self.open.drain().map(|(question, values)| (question, values.into_iter().collect())).collect()
     }
 
     /// Notes an answer; `None`: PostgreSQL couldn't tell.
-    pub(crate) fn note(&mut self, question: &Arc<Question>, value: Box<str>, answer: Option<Option<bool>>) {
+    pub(crate) fn note(&mut self, question: &Arc<Question>, value: Arc<str>, answer: Option<Option<bool>>) {
         self.known.entry(Arc::clone(question)).or_default().insert(value, answer);
     }
 
@@ -122,5 +138,27 @@ impl Answers {
                 self.note(&question, value, None);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r_mem_2_questions_about_a_value_share_it_and_are_counted() {
+        let question = |operand: &str| {
+            let (role, operand) = ("anon".to_owned(), operand.to_owned());
+            Arc::new(Question { role, column_type: 25, base: 25, collation: 100, symbol: Symbol::Ilike, operand })
+        };
+        let mut answers = Answers::default();
+        for operand in ["%a%", "%b%", "%a%"] {
+            assert_eq!(answers.look(&question(operand), "text"), Truth::Open);
+        }
+        assert_eq!(answers.open_pairs(), 2);
+        let asked = answers.take_open();
+        let values: Vec<&Arc<str>> = asked.iter().flat_map(|(_, values)| values).collect();
+        assert!(values.len() == 2 && Arc::ptr_eq(values[0], values[1]));
+        assert_eq!(answers.open_pairs(), 0);
     }
 }

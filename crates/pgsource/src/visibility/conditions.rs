@@ -88,7 +88,7 @@ pub(super) enum Params {
 }
 
 /// Questions that one statement asks: of one role, type, collation and operator.
-type Group = Vec<(Arc<Question>, Box<str>)>;
+type Group = Vec<(Arc<Question>, Arc<str>)>;
 
 impl VisibilityPool {
     /// Asks PostgreSQL what is open and notes its answers. A question that raises an error or is late fails; one that was
@@ -118,7 +118,8 @@ impl VisibilityPool {
         for mut rest in groups.into_values().chain(apart) {
             while !rest.is_empty() {
                 let chunk = take_chunk(&mut rest);
-                let found = self.group(tenant, &chunk, deadline).await?;
+                let late = Instant::now() >= deadline;
+                let found = if late { vec![None; chunk.len()] } else { self.group(tenant, &chunk, deadline).await? };
                 for ((question, value), answer) in chunk.into_iter().zip(found) {
                     answers.note(&question, value, answer);
                 }
@@ -131,7 +132,7 @@ impl VisibilityPool {
     async fn group(
         &self,
         tenant: Tenant<'_>,
-        pairs: &[(Arc<Question>, Box<str>)],
+        pairs: &[(Arc<Question>, Arc<str>)],
         deadline: Instant,
     ) -> Result<Vec<Option<Option<bool>>>, SourceError> {
         let (mut answers, first) = (vec![None; pairs.len()], &pairs[0].0);
@@ -174,7 +175,7 @@ impl VisibilityPool {
         &self,
         tenant: Tenant<'_>,
         question: &Arc<Question>,
-        pairs: &[(Arc<Question>, Box<str>)],
+        pairs: &[(Arc<Question>, Arc<str>)],
     ) -> Result<(), SourceError> {
         let facts = self.facts(question.shape(), false).await?;
         let Some((role, facts)) = asking_role(tenant, &question.role).zip(facts) else { return Ok(()) };
@@ -195,7 +196,7 @@ impl VisibilityPool {
         tenant: Tenant<'_>,
         role: &SqlName,
         facts: &Facts,
-        pairs: &[(Arc<Question>, Box<str>)],
+        pairs: &[(Arc<Question>, Arc<str>)],
     ) -> Result<Vec<Option<bool>>, Asked> {
         let probe = Probe::compare(role, facts, pairs[0].0.symbol, &texts(pairs), LIMIT);
         let rows = self.ask(tenant, std::slice::from_ref(&probe)).await?;
@@ -359,14 +360,14 @@ pub(super) fn asking_role(tenant: Tenant<'_>, word: &str) -> Option<SqlName> {
     roles::allowed_role(tenant.project, word, tenant.extra_roles)
 }
 
-fn texts(pairs: &[(Arc<Question>, Box<str>)]) -> Vec<(&str, &str)> {
+fn texts(pairs: &[(Arc<Question>, Arc<str>)]) -> Vec<(&str, &str)> {
     pairs.iter().map(|(question, value)| (&**value, question.operand.as_str())).collect()
 }
 
 /// Takes as many pairs as one statement is to compare. All of one question stay together where they fit.
 fn take_chunk(rest: &mut Group) -> Group {
     let mut bytes = 0;
-    let fits = |(question, value): &&(Arc<Question>, Box<str>)| {
+    let fits = |(question, value): &&(Arc<Question>, Arc<str>)| {
         bytes += value.len() + question.operand.len();
         bytes <= CHUNK_BYTES
     };
