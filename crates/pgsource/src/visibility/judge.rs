@@ -95,8 +95,9 @@ impl Judge<'_> {
             }
             match self.shared(form).await {
                 Ok(Shared::Good(answers)) => {
-                    if form == Form::Looped && self.question.joined.is_some() {
-                        // What was hoisted raised, though the policy doesn't: it must not be tried with every batch.
+                    if form == Form::Looped && failed > 0 {
+                        // What was hoisted raised, though the policy doesn't: it must not be tried with every batch. Only
+                        // a failure is noted, or it would never be tried again.
                         self.pool.forms.raised(self.request.relation, &(), &self.question.role, Instant::now());
                     }
                     return Ok(Pass::Done(answers, failed));
