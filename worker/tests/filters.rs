@@ -1,11 +1,17 @@
 //! Filters of bindings, from the join to the bus.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
+use aura_bus::{Message, Subject};
 use aura_store::Plugin;
+use aura_wire::control::{Announcement, Request};
 use serde_json::json;
 
 use crate::{hung::another_project, stage::Stage};
+
+/// A type whose values take long to check.
+const SLOW_TEXT: &str = "create function is_slow(text) returns bool language sql as 'select pg_sleep(0.7) is not null';
+     create domain slow_text as text check (is_slow(value))";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r_rls_7_each_binding_gets_what_its_filter_lets_through_whoever_decides() -> anyhow::Result<()> {
@@ -167,14 +173,7 @@ async fn r_rls_6_slow_filters_of_a_project_don_t_hold_up_the_joins_of_others() -
     let worker = stage.run_worker().await;
     let claims = json!({"sub": "a", "role": "authenticated"});
     another_project(&mut stage, 1, "slow").await?;
-    stage
-        .sql
-        .batch_execute(
-            "create function is_slow(text) returns bool language sql as 'select pg_sleep(0.7) is not null';
-             create domain slow_text as text check (is_slow(value));
-             alter table slow add column word slow_text",
-        )
-        .await?;
+    stage.sql.batch_execute(&format!("{SLOW_TEXT}; alter table slow add column word slow_text")).await?;
     let filter = |n: u32| format!("word=eq.{n}");
     let mut all: Vec<_> =
         (0..40).map(|n| stage.subscription("slow", "authenticated", &claims, Some(&filter(n)))).collect();
@@ -213,6 +212,62 @@ async fn r_mem_2_many_filters_that_postgres_decides_and_many_rows_are_asked_in_p
         assert_eq!(watch.next().await.ids.len(), usize::from(n < FILTERS), "row {n}");
     }
     assert_eq!(watch.gaps, Vec::<serde_json::Value>::new());
+    worker.stop().await;
+    Ok(())
+}
+
+/// Whoever's check takes longer than it may is told so: asked about again it would hold up others again, for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_rls_6_a_filter_that_takes_too_long_to_check_is_refused_instead_of_asked_about_for_ever() -> anyhow::Result<()>
+{
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    let worker = stage.run_worker().await;
+    stage.sql.batch_execute(SLOW_TEXT).await?;
+    for n in 0..6 {
+        stage.sql.batch_execute(&format!("create table t{n} (id int primary key, word slow_text)")).await?;
+        stage.enable(&format!("t{n}")).await?;
+    }
+    let claims = json!({"sub": "a", "role": "authenticated"});
+    // Each of its conditions would do, and so would each of the tables.
+    for (table, filter) in [("t0", "word=neq.a,word=neq.b,word=neq.c,word=neq.d"), ("*", "word=eq.a")] {
+        let (_, reply) = stage.join(table, "authenticated", claims.clone(), Some(filter)).await;
+        let [exception] = &reply.exceptions[..] else { panic!("{table}: {reply:?}") };
+        assert!(exception.fatal && exception.message.contains("takes too long"), "{table}: {exception:?}");
+    }
+    let (_, reply) = stage.join("t0", "authenticated", claims, Some("word=eq.a")).await;
+    assert!(reply.exceptions.is_empty(), "{reply:?}");
+    worker.stop().await;
+    Ok(())
+}
+
+/// Requests that wait for their turn keep the leader neither from saying that it is there nor from hearing fronts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_with_more_requests_than_it_can_work_on_is_heard() -> anyhow::Result<()> {
+    let mut stage = Stage::new(Plugin::Auto).await?;
+    let worker = stage.run_worker().await;
+    stage.sql.batch_execute(&format!("{SLOW_TEXT}; create table t (id int primary key, word slow_text)")).await?;
+    stage.enable("t").await?;
+    let claims = json!({"sub": "a", "role": "authenticated"});
+    let front = aura_domain::FrontId("busy".to_owned());
+    let subject = Subject::source_requests(stage.source.id);
+    for rev in 1..=250 {
+        let subscriptions = vec![stage.subscription("t", "authenticated", &claims, Some(&format!("word=eq.{rev}")))];
+        let request = Request::Join { front: front.clone(), rev, subscriptions };
+        let (bus, message) =
+            (std::sync::Arc::clone(&stage.bus), Message::new(subject.clone(), serde_json::to_vec(&request)?));
+        tokio::spawn(async move { bus.request(message, Duration::from_secs(5)).await });
+    }
+    let mut announcements = stage.bus.subscribe(&Subject::source_announcements(stage.source.id)).await?;
+    let heard = async {
+        loop {
+            let message = announcements.next().await.expect("the bus is there");
+            if matches!(serde_json::from_slice(&message.payload), Ok(Announcement::LeaderHeartbeat { .. })) {
+                return;
+            }
+        }
+    };
+    // Its period is 5 s, and working on all requests takes more than 12 s.
+    tokio::time::timeout(Duration::from_secs(8), heard).await?;
     worker.stop().await;
     Ok(())
 }

@@ -18,10 +18,12 @@ pub(crate) async fn compile(tenants: &Tenants, table: &str, filter: &str) -> Res
     let described = tenants.pool.describe(tenants.shop, &relation, "authenticated", &[]);
     let (catalog, access) = described.await.map_err(|error| text(&error))?.expect("a table");
     let subscriber = Subscriber { tenant: tenants.shop_tenant(), role: "authenticated", access: &access };
-    tenants.pool.compile(subscriber, &catalog, &conditions).await.map_err(|error| match error {
-        CompileError::Refused(why) => why,
-        CompileError::Source(error) => format!("source: {error}"),
-    })
+    tenants.pool.compile(subscriber, &catalog, &conditions, &mut std::time::Duration::from_secs(1)).await.map_err(
+        |error| match error {
+            CompileError::Refused(why) => why,
+            CompileError::Source(error) => format!("source: {error}"),
+        },
+    )
 }
 
 #[tokio::test]
@@ -205,6 +207,43 @@ async fn r_rls_9_an_operator_gains_nothing_and_leaves_nothing_behind() -> Result
         let truths: Vec<_> = all.iter().map(|condition| condition.truth(&row, &mut answers)).collect();
         assert_eq!(truths, [Truth::True; 4], "not us, nothing left of the last time, no other tenant, no write");
     }
+    Ok(())
+}
+
+/// What conditions of a batch may take is bounded, however many types and operators there are.
+#[tokio::test]
+async fn r_rls_6_slow_conditions_of_many_types_take_no_more_than_their_batch_has() -> Result<()> {
+    const TYPES: usize = 16;
+    let tenants = Tenants::start().await?;
+    tenants
+        .run("create table shop.t (id int primary key, fine text); grant select on shop.t to {authenticated}")
+        .await?;
+    let mut cells = vec![("id".to_owned(), "1"), ("fine".to_owned(), "abc")];
+    let mut all = Vec::new();
+    for n in 0..TYPES {
+        let sql = "create type shop.odd# as (n int);
+             create function shop.lt#(a shop.odd#, b shop.odd#) returns bool language sql
+                 as 'select (a.n = b.n or pg_sleep(0.9) is not null) and a.n < b.n';
+             create operator shop.< (leftarg = shop.odd#, rightarg = shop.odd#, function = shop.lt#);
+             alter table shop.t add o# shop.odd#; grant select on shop.t to {authenticated}";
+        tenants.run(&sql.replace('#', &n.to_string())).await?;
+        cells.push((format!("o{n}"), "(1)"));
+    }
+    for n in 0..TYPES {
+        all.extend(compile(&tenants, "t", &format!("o{n}=lt.(5)")).await.map_err(anyhow::Error::msg)?);
+    }
+    let cells: Vec<_> = cells.iter().map(|(name, value)| (name.as_str(), Some(*value))).collect();
+    let row = image(&cells);
+    let mut answers = Answers::default();
+    all.iter().for_each(|condition| assert_eq!(condition.truth(&row, &mut answers), Truth::Open));
+    let started = std::time::Instant::now();
+    tenants.pool.decide(tenants.shop_tenant(), &mut answers).await?;
+    let took = started.elapsed();
+    assert!(took < std::time::Duration::from_secs(9), "6 s, and a last statement: {took:?}");
+    let truths: Vec<_> = all.iter().map(|condition| condition.truth(&row, &mut answers)).collect();
+    let count = |truth| truths.iter().filter(|it| **it == truth).count();
+    assert_eq!(count(Truth::True) + count(Truth::Failed), TYPES, "all are settled: {truths:?}");
+    assert!(count(Truth::True) > 2 && count(Truth::Failed) > 2, "{truths:?}");
     Ok(())
 }
 

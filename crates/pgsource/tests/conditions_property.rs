@@ -344,10 +344,14 @@ impl Column {
     async fn compile(&self, tenants: &Tenants, filter: &str) -> Result<Vec<Arc<Compiled>>, String> {
         let conditions = parse(filter).map_err(|error| error.to_string())?;
         let subscriber = Subscriber { tenant: tenants.shop_tenant(), role: "authenticated", access: &self.access };
-        tenants.pool.compile(subscriber, &self.table, &conditions).await.map_err(|error| match error {
-            CompileError::Refused(why) => why,
-            CompileError::Source(error) => panic!("{filter}: {error}"),
-        })
+        tenants
+            .pool
+            .compile(subscriber, &self.table, &conditions, &mut std::time::Duration::from_secs(1))
+            .await
+            .map_err(|error| match error {
+                CompileError::Refused(why) => why,
+                CompileError::Source(error) => panic!("{filter}: {error}"),
+            })
     }
 
     /// The oracle.

@@ -19,6 +19,10 @@ const ROLES: [&str; 3] = ["anon", "authenticated", "service_role"];
 /// How long a join waits for the source: a source that doesn't answer is told of, and the front asks again.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(2);
 
+/// What PostgreSQL may take to check all conditions of a subscription, a wildcard's for all of its tables. Who takes longer
+/// is refused: asked about again it would take as long again, for ever, and others of the project wait meanwhile.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Why a subscription doesn't deliver (now).
 #[derive(Debug)]
 pub(crate) enum Refusal {
@@ -52,9 +56,10 @@ pub(crate) async fn admit(
     let conditions = parse(spec)?;
     let project = registry.projects.get(&spec.project).ok_or_else(|| not_registered(spec))?;
     check_role(&spec.role, project)?;
+    let mut patience = PATIENCE;
     if let Some(key) = TableKey::of(spec) {
         let table = registry.enabled(&key).ok_or_else(|| not_registered(spec))?;
-        let compiled = describe_and_compile(subscription, &conditions, table, visibility).await?;
+        let compiled = describe_and_compile(subscription, &conditions, table, visibility, &mut patience).await?;
         return Ok(Active::Table(key, compiled));
     }
     if spec.select.is_some() {
@@ -66,7 +71,7 @@ pub(crate) async fn admit(
     }
     let mut tables = Vec::new();
     for table in registry.tables().filter(|table| table.is_enabled() && table.key.is_named_by(spec)) {
-        let compiled = describe_and_compile(subscription, &conditions, table, visibility).await?;
+        let compiled = describe_and_compile(subscription, &conditions, table, visibility, &mut patience).await?;
         tables.push((table.key.clone(), compiled));
     }
     Ok(Active::Filtered(tables))
@@ -82,7 +87,7 @@ pub(crate) async fn compile_again(
 ) -> Result<ActiveSubscription, Refusal> {
     let spec = &subscription.spec;
     let access = table.project.tenant().access(&spec.role, catalog);
-    compile(subscription, &parse(spec)?, table, (catalog, &access), visibility).await
+    compile(subscription, &parse(spec)?, table, (catalog, &access), visibility, &mut PATIENCE.clone()).await
 }
 
 fn parse(spec: &SubscriptionSpec) -> Result<Vec<Condition>, Refusal> {
@@ -119,6 +124,7 @@ async fn describe_and_compile(
     conditions: &[Condition],
     table: &RegisteredTable,
     visibility: &VisibilityPool,
+    patience: &mut Duration,
 ) -> Result<ActiveSubscription, Refusal> {
     let spec = &subscription.spec;
     if conditions.is_empty() && spec.select.is_none() {
@@ -131,7 +137,7 @@ async fn describe_and_compile(
             readable_column(&catalog, &access, column)
                 .ok_or_else(|| Refusal::Fatal(format!("invalid column for select {column}")))?;
         }
-        compile(subscription, conditions, table, (&catalog, &access), visibility).await
+        compile(subscription, conditions, table, (&catalog, &access), visibility, patience).await
     };
     let late = |_| Refusal::Unknown(SourceError::Timeout { what: "describing a table", limit: DESCRIBE_LIMIT });
     tokio::time::timeout(DESCRIBE_LIMIT, asked).await.map_err(late)?
@@ -143,9 +149,10 @@ async fn compile(
     table: &RegisteredTable,
     (catalog, access): (&TableCatalog, &RoleAccess),
     visibility: &VisibilityPool,
+    patience: &mut Duration,
 ) -> Result<ActiveSubscription, Refusal> {
     let subscriber = Subscriber { tenant: table.project.tenant(), role: &subscription.spec.role, access };
-    match visibility.compile(subscriber, catalog, conditions).await {
+    match visibility.compile(subscriber, catalog, conditions, patience).await {
         Ok(compiled) => Ok(active(subscription, compiled)),
         Err(CompileError::Source(error)) => Err(Refusal::Unknown(error)),
         Err(CompileError::Refused(why)) => {

@@ -87,29 +87,28 @@ impl Control {
         ready.send_replace(true);
         let tasks = TaskTracker::new();
         let permits = Arc::new(Semaphore::new(CONCURRENCY));
+        let mut permit = None;
         let mut streaming = self.streaming.clone();
         let mut tick = tokio::time::interval(HEARTBEAT);
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(()),
-                request = requests.next() => {
-                    let request = request.ok_or(BusError::Disconnected)?;
-                    let permit = tokio::select! {
-                        () = stop.cancelled() => return Ok(()),
-                        permit = Arc::clone(&permits).acquire_owned() => permit.expect("the semaphore is never closed"),
-                    };
-                    let control = Arc::clone(self);
-                    tasks.spawn(async move {
-                        control.answer(request).await;
-                        drop(permit);
-                    });
-                }
+                // Requests come last: however many wait, fronts hear of us and we of them.
                 heartbeat = heartbeats.next() => self.hear(&heartbeat.ok_or(BusError::Disconnected)?).await,
                 _ = streaming.changed() => self.announce_state().await,
                 _ = tick.tick() => {
                     self.forget_silent_fronts();
                     self.announce_state().await;
+                }
+                free = Arc::clone(&permits).acquire_owned(), if permit.is_none() => permit = free.ok(),
+                request = requests.next(), if permit.is_some() => {
+                    let (request, permit) = (request.ok_or(BusError::Disconnected)?, permit.take());
+                    let control = Arc::clone(self);
+                    tasks.spawn(async move {
+                        control.answer(request).await;
+                        drop(permit);
+                    });
                 }
             }
         }
@@ -193,10 +192,19 @@ impl Control {
         front: &FrontId,
         subscription: Subscription,
     ) -> Option<aura_wire::control::Exception> {
-        // What needs no question is done at the first poll, however late it is.
-        let refusal = match tokio::time::timeout_at(deadline, self.admit_one(front, &subscription)).await {
-            Ok(admitted) => admitted.err()?,
-            Err(_) => {
+        let spec = &subscription.spec;
+        let questions = (spec.filter.is_some() || spec.select.is_some())
+            && !self.index(|index| index.is_active(subscription.sub_id));
+        // Late ones aren't even begun: thousands would each ask for the catalogue in vain. What needs no question is done at
+        // the first poll.
+        let admitted = if questions && Instant::now() >= deadline {
+            None
+        } else {
+            tokio::time::timeout_at(deadline, self.admit_one(front, &subscription)).await.ok()
+        };
+        let refusal = match admitted {
+            Some(admitted) => admitted.err()?,
+            None => {
                 self.index_mut(|index| index.insert(front, subscription.clone(), None));
                 Refusal::Unknown(SourceError::Timeout { what: "checking a subscription", limit: ADMIT_LIMIT })
             }

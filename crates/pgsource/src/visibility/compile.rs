@@ -89,14 +89,16 @@ pub(super) fn access(project: ProjectId, role: &str, extra_roles: &[String], tab
 }
 
 impl VisibilityPool {
-    /// Checks conditions against the table's columns. Cancel-safe.
+    /// Checks conditions against the table's columns. `patience`: what PostgreSQL may take for them; what it took is taken
+    /// off, and who takes longer is refused. Cancel-safe.
     pub async fn compile(
         &self,
         subscriber: Subscriber<'_>,
         table: &TableCatalog,
         conditions: &[Condition],
+        patience: &mut Duration,
     ) -> Result<Vec<Arc<Compiled>>, CompileError> {
-        self.try_compile(subscriber, table, conditions, false).await
+        self.try_compile(subscriber, table, conditions, false, patience).await
     }
 
     async fn try_compile(
@@ -105,6 +107,7 @@ impl VisibilityPool {
         table: &TableCatalog,
         conditions: &[Condition],
         afresh: bool,
+        patience: &mut Duration,
     ) -> Result<Vec<Arc<Compiled>>, CompileError> {
         let mut drafts = Vec::with_capacity(conditions.len());
         for condition in conditions {
@@ -123,11 +126,11 @@ impl VisibilityPool {
                 probes.len() - before
             })
             .collect();
-        let mut rows = match self.ask_some(subscriber.tenant, &probes).await {
+        let mut rows = match self.ask_some(subscriber.tenant, &probes, patience).await {
             Ok(rows) => rows.into_iter(),
             Err(Asked::Outage(error)) => return Err(error.into()),
             Err(Asked::Raised(error)) if !afresh && is_about_names(&error) => {
-                return Box::pin(self.try_compile(subscriber, table, conditions, true)).await;
+                return Box::pin(self.try_compile(subscriber, table, conditions, true, patience)).await;
             }
             Err(Asked::Raised(error)) => return Err(refused(&error, &drafts)),
         };
@@ -145,8 +148,13 @@ impl VisibilityPool {
         Ok(compiled)
     }
 
-    async fn ask_some(&self, tenant: Tenant<'_>, probes: &[Probe]) -> Result<Vec<tokio_postgres::Row>, Asked> {
-        if probes.is_empty() { Ok(Vec::new()) } else { self.ask(tenant, probes).await }
+    async fn ask_some(
+        &self,
+        tenant: Tenant<'_>,
+        probes: &[Probe],
+        patience: &mut Duration,
+    ) -> Result<Vec<tokio_postgres::Row>, Asked> {
+        if probes.is_empty() { Ok(Vec::new()) } else { self.ask(tenant, probes, patience).await }
     }
 
     async fn draft<'a>(

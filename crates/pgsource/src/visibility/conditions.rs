@@ -34,7 +34,7 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(1);
 /// Time for the network on top of it.
 const NETWORK: Duration = Duration::from_secs(1);
-/// All that is asked for one batch; what isn't answered by then fails.
+/// All that is asked for one batch: no statement begins later, and what isn't answered by then fails.
 const BUDGET: Duration = Duration::from_secs(6);
 /// Bytes of values and operands, and pairs, that one statement compares.
 const CHUNK_BYTES: usize = 4 << 20;
@@ -66,8 +66,8 @@ pub struct Tenant<'a> {
 #[derive(Default)]
 pub(super) struct Memory {
     facts: Mutex<HashMap<Shape, Arc<Facts>>>,
-    /// Each is a group of its own: who is slow says nothing of the others.
-    standing: Standing<Arc<Question>, Arc<Question>, ProjectId>,
+    /// None is a member of a group: who is slow says nothing of the others.
+    standing: Standing<Arc<Question>, (), ProjectId>,
 }
 
 /// A statement that may run code of the tenant.
@@ -98,18 +98,20 @@ impl VisibilityPool {
         let deadline = Instant::now() + BUDGET;
         let mut groups: HashMap<(String, Shape, Symbol), Group> = HashMap::new();
         let mut apart = Vec::new();
-        for (question, values) in answers.take_open() {
+        let open = answers.take_open();
+        let who = open.iter().map(|(question, _)| question);
+        let asks = self.conditions.standing.how_alone(&tenant.project, who, Instant::now());
+        for ((question, values), ask) in open.into_iter().zip(asks) {
             let pairs: Group = values.into_iter().map(|value| (Arc::clone(&question), value)).collect();
-            let asks = self.conditions.standing.how(&tenant.project, &question, [&question], Instant::now());
-            match asks.first() {
-                Some(Ask::Not { probe }) => {
-                    if *probe {
+            match ask {
+                Ask::Not { probe } => {
+                    if probe {
                         self.probe(tenant, &question, &pairs).await?;
                     }
                     pairs.into_iter().for_each(|(question, value)| answers.note(&question, value, None));
                 }
-                Some(Ask::Apart) => apart.push(pairs),
-                _ => {
+                Ask::Apart => apart.push(pairs),
+                Ask::Together => {
                     let key = (question.role.clone(), question.shape(), question.symbol);
                     groups.entry(key).or_default().extend(pairs);
                 }
@@ -118,6 +120,7 @@ impl VisibilityPool {
         for mut rest in groups.into_values().chain(apart) {
             while !rest.is_empty() {
                 let chunk = take_chunk(&mut rest);
+                // Nobody is blamed for what others took.
                 let late = Instant::now() >= deadline;
                 let found = if late { vec![None; chunk.len()] } else { self.group(tenant, &chunk, deadline).await? };
                 for ((question, value), answer) in chunk.into_iter().zip(found) {
@@ -183,7 +186,7 @@ impl VisibilityPool {
         let (project, password, question) = (tenant.project, tenant.password.clone(), Arc::clone(question));
         let (sessions, memory) = (Arc::clone(&self.sessions), Arc::clone(&self.conditions));
         tokio::spawn(async move {
-            match ask(&sessions, project, &password, std::slice::from_ref(&probe)).await {
+            match ask(&sessions, project, &password, std::slice::from_ref(&probe), &mut LIMIT.clone()).await {
                 Ok(_) => memory.standing.recovered(&project, &question),
                 Err(error) => memory.failed(project, &question, &error),
             }
@@ -199,7 +202,7 @@ impl VisibilityPool {
         pairs: &[(Arc<Question>, Arc<str>)],
     ) -> Result<Vec<Option<bool>>, Asked> {
         let probe = Probe::compare(role, facts, pairs[0].0.symbol, &texts(pairs), LIMIT);
-        let rows = self.ask(tenant, std::slice::from_ref(&probe)).await?;
+        let rows = self.ask(tenant, std::slice::from_ref(&probe), &mut LIMIT.clone()).await?;
         let found: Vec<Option<bool>> = rows[0].try_get(0).map_err(|error| Asked::Raised(error.into()))?;
         if found.len() == pairs.len() {
             Ok(found)
@@ -208,9 +211,15 @@ impl VisibilityPool {
         }
     }
 
-    /// Runs statements that may run code of the tenant, in one transaction; the first error ends it.
-    pub(super) async fn ask(&self, tenant: Tenant<'_>, probes: &[Probe]) -> Result<Vec<Row>, Asked> {
-        match ask(&self.sessions, tenant.project, tenant.password, probes).await {
+    /// Runs statements that may run code of the tenant, in one transaction; the first error ends it. What they took is taken
+    /// off `patience`, and none may take longer than what is left.
+    pub(super) async fn ask(
+        &self,
+        tenant: Tenant<'_>,
+        probes: &[Probe],
+        patience: &mut Duration,
+    ) -> Result<Vec<Row>, Asked> {
+        match ask(&self.sessions, tenant.project, tenant.password, probes, patience).await {
             Ok(rows) => Ok(rows),
             Err(error) if error.is_connection_error() => Err(self.blame(error).await),
             Err(error) => Err(Asked::Raised(error)),
@@ -260,9 +269,9 @@ impl Memory {
         tracing::warn!(%project, operator = question.symbol.name(), column_type = question.column_type, code = ?error.sqlstate(),
             "a filter's condition could not be decided");
         if is_late(error) {
-            self.standing.timed_out(&project, question, question, Instant::now());
+            self.standing.timed_out(&project, &(), question, Instant::now());
         } else {
-            self.standing.raised(&project, question, question, Instant::now());
+            self.standing.raised(&project, &(), question, Instant::now());
         }
     }
 }
@@ -382,23 +391,25 @@ async fn ask(
     project: ProjectId,
     password: &SecretString,
     probes: &[Probe],
+    patience: &mut Duration,
 ) -> Result<Vec<Row>, SourceError> {
     let session = sessions.take(project, password).await?;
-    let limit = NETWORK + probes.iter().map(|probe| probe.limit).sum::<Duration>();
+    let limit = NETWORK + probes.iter().map(|probe| probe.limit).sum::<Duration>().min(*patience);
     let late = SourceError::Timeout { what: "asking about a filter", limit };
-    let asked = tokio::time::timeout(limit, run(&session, probes)).await.unwrap_or(Err(late));
+    let asked = tokio::time::timeout(limit, run(&session, probes, patience)).await.unwrap_or(Err(late));
     if !asked.as_ref().is_err_and(SourceError::is_connection_error) && clean(&session).await {
         sessions.put_back(session);
     }
     asked
 }
 
-async fn run(session: &Session, probes: &[Probe]) -> Result<Vec<Row>, SourceError> {
+async fn run(session: &Session, probes: &[Probe], patience: &mut Duration) -> Result<Vec<Row>, SourceError> {
     let mut rows = Vec::with_capacity(probes.len());
     session.client.batch_execute(BEGIN).await?;
     for probe in probes {
         session.client.batch_execute(statement::RESET).await?;
-        let limit = probe.limit.as_millis().to_string();
+        // Zero would be no limit.
+        let limit = probe.limit.min(*patience).as_millis().max(1).to_string();
         let path = match probe.schema.as_str() {
             "pg_catalog" => "pg_catalog".to_owned(),
             schema => format!("pg_catalog, {}", quote_ident(schema)),
@@ -406,6 +417,7 @@ async fn run(session: &Session, probes: &[Probe]) -> Result<Vec<Row>, SourceErro
         let texts = [probe.role.as_str(), &path, &limit];
         let texts = texts.each_ref().map(|text| (text as &(dyn ToSql + Sync), Type::TEXT));
         session.client.query_typed_opt(BECOME, &texts).await?;
+        let began = Instant::now();
         let answer = match &probe.params {
             Params::Values(values) => session.client.query_typed_opt(&probe.sql, &[(values, Type::TEXT)]).await?,
             Params::Pairs(values, operands, i, j) => {
@@ -414,6 +426,7 @@ async fn run(session: &Session, probes: &[Probe]) -> Result<Vec<Row>, SourceErro
                 session.client.query_typed_opt(&probe.sql, &params).await?
             }
         };
+        *patience = patience.saturating_sub(began.elapsed());
         rows.push(answer.ok_or(SourceError::Protocol("no row"))?);
     }
     Ok(rows)

@@ -87,6 +87,23 @@ impl<K: Hash + Eq + Clone, G: PartialEq + Clone, T: Hash + Eq + Clone> Standing<
         asks.collect()
     }
 
+    /// The same where nobody is a member of a group. One pass over what is remembered, however many there are.
+    pub(crate) fn how_alone<'k>(&self, relation: &T, who: impl IntoIterator<Item = &'k K>, now: Instant) -> Vec<Ask>
+    where
+        K: 'k,
+    {
+        let mut tables = self.lock();
+        let mut table = tables.get_mut(relation);
+        if let Some(table) = &mut table {
+            table.retain(|_, entry| now.duration_since(entry.last) < FORGET);
+        }
+        let asks = who.into_iter().map(|key| {
+            let entry = table.as_mut().and_then(|table| table.get_mut(key));
+            entry.map_or(Ask::Together, |entry| entry.ask(false, now))
+        });
+        asks.collect()
+    }
+
     /// Whether somebody must not be asked though a check has begun.
     pub(crate) fn is_open(&self, relation: &T, group: &G, key: &K) -> bool {
         let tables = self.lock();
@@ -123,6 +140,7 @@ impl<K: Hash + Eq + Clone, G: PartialEq + Clone, T: Hash + Eq + Clone> Standing<
         let mut tables = self.lock();
         let table = tables.entry(relation.clone()).or_default();
         if table.len() >= MAX_REMEMBERED
+            && !table.contains_key(key)
             && let Some(oldest) = table.iter().min_by_key(|(_, entry)| entry.last).map(|(key, _)| key.clone())
         {
             table.remove(&oldest);
@@ -218,5 +236,17 @@ mod tests {
         assert_eq!(how(&standing, "user", "new", at(15)), Ask::Together);
         standing.timed_out(&relation(), &"user", &"b", at(16));
         assert_eq!(how(&standing, "user", "new", at(16) + FORGET), Ask::Together, "all three have left");
+    }
+    #[test]
+    fn r_rls_6_who_is_no_member_of_a_group_suffers_from_nobody_else() {
+        let (standing, now) = (Standing::<&str, (), u8>::default(), Instant::now());
+        for key in ["a", "b", "c"] {
+            standing.timed_out(&1, &(), &key, now);
+        }
+        standing.raised(&1, &(), &"d", now);
+        let how = |table, now| standing.how_alone(&table, &["a", "b", "c", "d", "new"], now);
+        assert_eq!(how(1, now), [PROBE, PROBE, PROBE, Ask::Apart, Ask::Together]);
+        assert_eq!(how(1, now), [NOT, NOT, NOT, Ask::Apart, Ask::Together], "one probe of each");
+        assert_eq!((how(2, now), how(1, now + FORGET)), (vec![Ask::Together; 5], vec![Ask::Together; 5]));
     }
 }
