@@ -147,7 +147,8 @@ struct RawPolicy {
     permissive: bool,
     using: String,
     columns: Vec<i16>,
-    others: Vec<(String, String)>,
+    /// Name, return type and text; empty where nothing is known of it.
+    others: Vec<(String, u32, String)>,
 }
 
 #[derive(Deserialize)]
@@ -203,7 +204,7 @@ impl RawColumn {
 impl RawPolicy {
     fn resolve(self) -> Policy {
         let Self { oid, permissive, using, columns, others } = self;
-        let closed = others.iter().all(|(name, source)| hoist::is_known(name, source));
+        let closed = others.iter().all(|(name, returns, source)| hoist::is_known(name, *returns, source));
         Policy { oid, permissive, using, columns, closed }
     }
 }
@@ -266,7 +267,7 @@ mod tests {
     const A: &str = r#"{"oid":10,"permissive":true,"using":"a","columns":[3],"others":[]}"#;
     const B: &str = r#"{"oid":11,"permissive":true,"using":"b","columns":[],"others":[]}"#;
     const C: &str = r#"{"oid":12,"permissive":false,"using":"c","columns":[1],"others":[]}"#;
-    const D: &str = r#"{"oid":13,"permissive":false,"using":"f(t.*)","columns":[],"others":[["shop.f",""]]}"#;
+    const D: &str = r#"{"oid":13,"permissive":false,"using":"f(t.*)","columns":[],"others":[["shop.f",0,""]]}"#;
 
     #[test]
     fn r_rls_2_each_restrictive_must_hold_and_one_permissive() {

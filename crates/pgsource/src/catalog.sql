@@ -36,12 +36,12 @@ select pg_current_snapshot()::text, (
                 'others', array(
                     select coalesce((
                         -- What is known of a function without arguments that is nothing but its text.
-                        select json_build_array(n.nspname || '.' || f.proname, regexp_replace(f.prosrc, '\s', '', 'g'))
+                        select json_build_array(n.nspname || '.' || f.proname, f.prorettype::int8, f.prosrc)
                         from pg_proc f join pg_namespace n on n.oid = f.pronamespace
                         where d.refclassid = 'pg_proc'::regclass and f.oid = d.refobjid and f.pronargs = 0
                             and f.prolang = (select l.oid from pg_language l where l.lanname = 'sql')
                             and not f.prosecdef and f.proconfig is null and not f.proretset
-                            and has_function_privilege('public', f.oid, 'EXECUTE')), '["",""]')
+                            and has_function_privilege('public', f.oid, 'EXECUTE')), '["",0,""]')
                     from pg_depend d
                     where d.classid = 'pg_policy'::regclass and d.objid = p.oid
                         and not (d.refclassid = 'pg_class'::regclass and d.refobjid = c.oid)))

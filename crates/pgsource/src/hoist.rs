@@ -67,7 +67,9 @@ struct Use {
 /// A function without arguments that stands for an expression.
 struct Known {
     name: &'static str,
-    /// Its text without white space: as bootstrap writes it, or as Supabase does.
+    /// OID of the type that it returns (`pg_type.dat`).
+    returns: u32,
+    /// Its text, but for white space between tokens: as bootstrap writes it, or as Supabase does.
     sources: [&'static str; 2],
     /// The same of an identity's row.
     key: &'static str,
@@ -76,40 +78,52 @@ struct Known {
 const KNOWN: [Known; 3] = [
     Known {
         name: "auth.uid",
+        returns: 2950,
         sources: [
-            "selectcoalesce(nullif(current_setting('request.jwt.claim.sub',true),''),\
-             nullif(current_setting('request.jwt.claims',true),'')::jsonb->>'sub')::uuid",
-            "selectcoalesce(nullif(current_setting('request.jwt.claim.sub',true),''),\
-             (nullif(current_setting('request.jwt.claims',true),'')::jsonb->>'sub'))::uuid",
+            "select coalesce(nullif(current_setting('request.jwt.claim.sub', true), ''), \
+             nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub')::uuid",
+            "select coalesce(nullif(current_setting('request.jwt.claim.sub', true), ''), \
+             (nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub'))::uuid",
         ],
         key: "(coalesce(nullif(_aura_subject, ''), nullif(_aura_claims, '')::jsonb ->> 'sub')::uuid)",
     },
     Known {
         name: "auth.role",
+        returns: 25,
         sources: [
-            "selectcoalesce(nullif(current_setting('request.jwt.claim.role',true),''),\
-             nullif(current_setting('request.jwt.claims',true),'')::jsonb->>'role')",
-            "selectcoalesce(nullif(current_setting('request.jwt.claim.role',true),''),\
-             (nullif(current_setting('request.jwt.claims',true),'')::jsonb->>'role'))::text",
+            "select coalesce(nullif(current_setting('request.jwt.claim.role', true), ''), \
+             nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'role')",
+            "select coalesce(nullif(current_setting('request.jwt.claim.role', true), ''), \
+             (nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'role'))::text",
         ],
         key: "(coalesce(nullif(_aura_word, ''), nullif(_aura_claims, '')::jsonb ->> 'role'))",
     },
     Known {
         name: "auth.jwt",
+        returns: 3802,
         sources: [
-            "selectcoalesce(nullif(current_setting('request.jwt.claim',true),''),\
-             nullif(current_setting('request.jwt.claims',true),''))::jsonb",
-            "selectcoalesce(nullif(current_setting('request.jwt.claim',true),''),\
-             nullif(current_setting('request.jwt.claims',true),''))::jsonb",
+            "select coalesce(nullif(current_setting('request.jwt.claim', true), ''), \
+             nullif(current_setting('request.jwt.claims', true), ''))::jsonb",
+            "select coalesce(nullif(current_setting('request.jwt.claim', true), ''), \
+             nullif(current_setting('request.jwt.claims', true), ''))::jsonb",
         ],
         key: "(coalesce(nullif(current_setting('request.jwt.claim', true), ''), nullif(_aura_claims, ''))::jsonb)",
     },
 ];
 
-/// Whether it is known what a function does, by its name and its text without white space: then [`hoist`] sees through it.
-pub(crate) fn is_known(name: &str, source: &str) -> bool {
-    let source = source.trim_end_matches(';');
-    KNOWN.iter().any(|known| known.name == name && known.sources.contains(&source))
+/// Whether it is known what a function does, by its name, return type and text: then [`hoist`] sees through it.
+pub(crate) fn is_known(name: &str, returns: u32, source: &str) -> bool {
+    let Some(known) = KNOWN.iter().find(|known| known.name == name && known.returns == returns) else { return false };
+    // What else counts as white space to us doesn't to every PostgreSQL.
+    let plain = |c: char| c.is_ascii_graphic() || c.is_ascii_whitespace();
+    source.chars().all(plain) && known.sources.iter().any(|one| normal(one) == normal(source))
+}
+
+/// The tokens of a function's text. Comments are none of the known ones'.
+fn normal(source: &str) -> Option<Vec<&str>> {
+    let mut texts: Vec<&str> = tokens(source)?.iter().map(|token| token.text).collect();
+    texts.pop_if(|last| *last == ";");
+    Some(texts)
 }
 
 struct Text<'a> {
@@ -429,12 +443,34 @@ mod tests {
         one("(owner = ( SELECT auth.uid() AS uid))", "(owner = _aura_c._aura_k0)", &wrapped);
         let org = format!("({} ->> 'org'::text)", KNOWN[2].key);
         one("(org = (auth.jwt() ->> 'org'::text))", "(org = _aura_c._aura_k0)", &org);
-        let bootstrap: String = include_str!("admin/bootstrap.sql").split_whitespace().collect();
+        let bootstrap = include_str!("admin/bootstrap.sql");
         for known in KNOWN {
-            assert!(bootstrap.contains(&format!("as$${}$$", known.sources[0])), "{}", known.name);
-            assert!(known.sources.iter().all(|source| is_known(known.name, source)));
+            let made = bootstrap.split(&format!("create function {}()", known.name)).nth(1).expect(known.name);
+            let body = made.split("$$").nth(1).expect(known.name);
+            assert!(normal(body) == normal(known.sources[0]) && is_known(known.name, known.returns, body), "{body}");
+            assert!(is_known(known.name, known.returns, &format!("\n\t{} ;\n", known.sources[1])), "{}", known.name);
         }
-        assert!(!is_known("auth.uid", "select'a11ce000-0000-4000-8000-000000000001'::uuid") && !is_known("", ""));
+    }
+
+    #[test]
+    fn r_rls_5_what_only_looks_like_a_known_function_is_not_seen_through() {
+        let Known { name, returns, sources: [source, _], .. } = &KNOWN[0];
+        assert!(
+            is_known(name, *returns, source) && !is_known(name, 25, source) && !is_known("auth.role", *returns, source)
+        );
+        for (of, with) in [
+            ("''", "' '"),
+            ("'sub'", "'s ub'"),
+            ("coalesce(", "coalesce\u{a0}("),
+            ("coalesce(", "coalesce\x0b("),
+            ("->>", "->>--'\n"),
+        ] {
+            let text = source.replace(of, with);
+            assert!(text != *source && !is_known(name, *returns, &text), "{text}");
+        }
+        assert!(
+            !is_known(name, *returns, "select 'a11ce000-0000-4000-8000-000000000001'::uuid") && !is_known("", 0, "")
+        );
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! What goes wrong with the text of policies unless one knows it (the pitfalls that docs/testing.md lists).
 
 use anyhow::Result;
+use aura_domain::Claims;
+use aura_pgsource::Identity;
 
 use crate::{
     tenant::{ALICE, BOB, Tenants, all_seen, identity, image, user},
@@ -198,5 +200,33 @@ async fn pitfall_13_a_policy_sees_its_own_role_and_rows_of_others_as_that_role()
         let seen = all_seen(&tenants.check("notes", &images, &[user(ALICE), user(BOB)]).await?);
         assert_eq!(seen, expected, "{policy}");
     }
+    Ok(())
+}
+
+/// Only what auth.uid() and its like are known to do is seen through, and that depends on each character of a literal and
+/// on the type that is returned.
+#[tokio::test]
+async fn r_rls_5_auth_functions_that_look_like_known_ones_say_what_they_say() -> Result<()> {
+    let tenants = Tenants::start().await?;
+    tenants.run(NOTES).await?;
+    tenants
+        .superuser
+        .batch_execute(
+            "create or replace function auth.uid() returns uuid language sql stable as $$
+                 select coalesce(nullif(current_setting('request.jwt.claim.sub', true), ' '),
+                    nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'sub')::uuid $$;
+             drop function auth.role();
+             create function auth.role() returns \"char\" language sql stable as $$
+                 select coalesce(nullif(current_setting('request.jwt.claim.role', true), ''),
+                    nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'role') $$",
+        )
+        .await?;
+    let claims = Claims::from_payload(&serde_json::json!({"role": "authenticated"}))?;
+    let nobody = Identity { role: "authenticated".to_owned(), claims };
+    let images = [note("1", Some(ALICE))];
+    let seen = all_seen(&tenants.check("notes", &images, &[user(ALICE), nobody]).await?);
+    assert_eq!(seen, ["1", "Policy(SqlState(E22P02))"], "an empty text is no uuid");
+    tenants.run("alter policy own on shop.notes using (auth.role()::text = 'a')").await?;
+    assert_eq!(all_seen(&tenants.check("notes", &images, &[user(ALICE)]).await?), ["1"], "a \"char\" has one letter");
     Ok(())
 }
