@@ -20,6 +20,12 @@ pub enum SourceError {
         /// Its limit.
         limit: Duration,
     },
+    /// All connections that a project may have were in use for too long. Nobody's fault: to be tried again.
+    #[error("no visibility connection was free for {limit:?}")]
+    Busy {
+        /// How long.
+        limit: Duration,
+    },
     /// The socket failed.
     #[error("{what}: {source}")]
     Io {
@@ -86,7 +92,7 @@ impl SourceError {
             Self::Timeout { .. } | Self::Io { .. } | Self::Closed | Self::Shut => true,
             Self::Server(error) => error.fatal,
             Self::Sql(error) => sql_connection_is_gone(error),
-            Self::Url(_) | Self::Tls(_) | Self::Auth(_) | Self::Protocol(_) => false,
+            Self::Busy { .. } | Self::Url(_) | Self::Tls(_) | Self::Auth(_) | Self::Protocol(_) => false,
         }
     }
 

@@ -15,6 +15,7 @@ mod ladder;
 mod leftovers;
 mod pgoutput;
 mod pitfalls;
+mod places;
 mod slots;
 mod stream;
 mod tenant;

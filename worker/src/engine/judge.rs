@@ -208,7 +208,7 @@ impl Judge {
         join_all(checks).await
     }
 
-    /// Repeats while the source can't be reached: an outage is no verdict (R-SH-4).
+    /// Repeats while the source can't be reached or has no connection free: neither is a verdict (R-SH-4).
     async fn check(&self, batch: &TableBatch<'_>) -> CheckOutcome {
         let project = &batch.table.project;
         let identities: Vec<Identity> = batch.identities.iter().map(|identity| (**identity).clone()).collect();
@@ -238,7 +238,10 @@ impl Judge {
 
     pub(super) async fn wait_out(&self, error: &SourceError, pause: &mut Duration) {
         tracing::warn!(source = %self.control.source, %error, "visibility can't be judged now, retrying");
-        metrics::counter!("cdc_visibility_outages_total").increment(1);
+        // That no connection is free is no outage.
+        if !matches!(error, SourceError::Busy { .. }) {
+            metrics::counter!("cdc_visibility_outages_total").increment(1);
+        }
         if error.is_unreachable() {
             self.outages.source(true);
         }

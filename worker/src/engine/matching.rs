@@ -149,8 +149,8 @@ impl Judge {
             let compiling = compile_again(subscription, table, catalog, &self.control.visibility);
             match tokio::time::timeout_at(*deadline, compiling).await.ok()? {
                 Ok(active) => return Some(active),
-                // An outage is nobody's fault and takes nobody's time.
-                Err(Refusal::Unknown(error)) if error.is_unreachable() => {
+                // An outage is nobody's fault and takes nobody's time; nor is it anybody's that no connection is free.
+                Err(Refusal::Unknown(error)) if error.is_unreachable() || matches!(error, SourceError::Busy { .. }) => {
                     self.wait_out(&error, &mut pause).await;
                     *deadline = Instant::now() + COMPILE_BUDGET;
                 }

@@ -93,7 +93,7 @@ type Group = Vec<(Arc<Question>, Arc<str>)>;
 impl VisibilityPool {
     /// Asks PostgreSQL what is open and notes its answers. A question that raises an error or is late fails; one that was
     /// late before fails at once, until a probe that nobody waits for went well. All others are answered. `Err`: the source
-    /// can't be reached, nothing is lost.
+    /// can't be reached, or has no place for the project now; nothing is lost.
     pub async fn decide(&self, tenant: Tenant<'_>, answers: &mut Answers) -> Result<(), SourceError> {
         let deadline = Instant::now() + BUDGET;
         let mut groups: HashMap<(String, Shape, Symbol), Group> = HashMap::new();
@@ -186,7 +186,12 @@ impl VisibilityPool {
         let (project, password, question) = (tenant.project, tenant.password.clone(), Arc::clone(question));
         let (sessions, memory) = (Arc::clone(&self.sessions), Arc::clone(&self.conditions));
         tokio::spawn(async move {
-            match ask(&sessions, project, &password, std::slice::from_ref(&probe), &mut LIMIT.clone()).await {
+            let asked = match sessions.spare(project, &password).await {
+                Ok(Some(session)) => ask(&sessions, session, std::slice::from_ref(&probe), &mut LIMIT.clone()).await,
+                Ok(None) => return memory.standing.put_off(&project, &question),
+                Err(error) => Err(error),
+            };
+            match asked {
                 Ok(_) => memory.standing.recovered(&project, &question),
                 Err(error) => memory.failed(project, &question, &error),
             }
@@ -219,7 +224,12 @@ impl VisibilityPool {
         probes: &[Probe],
         patience: &mut Duration,
     ) -> Result<Vec<Row>, Asked> {
-        match ask(&self.sessions, tenant.project, tenant.password, probes, patience).await {
+        let asked = match self.sessions.take(tenant.project, tenant.password).await {
+            Ok(session) => ask(&self.sessions, session, probes, patience).await,
+            Err(busy @ SourceError::Busy { .. }) => return Err(Asked::Outage(busy)),
+            Err(error) => Err(error),
+        };
+        match asked {
             Ok(rows) => Ok(rows),
             Err(error) if error.is_connection_error() => Err(self.blame(error).await),
             Err(error) => Err(Asked::Raised(error)),
@@ -259,7 +269,7 @@ impl VisibilityPool {
 pub(super) enum Asked {
     /// By the fault of what was asked.
     Raised(SourceError),
-    /// The source can't be reached.
+    /// The source can't be reached, or has no place for it now.
     Outage(SourceError),
 }
 
@@ -388,12 +398,10 @@ fn take_chunk(rest: &mut Group) -> Group {
 /// A connection that is late or broken isn't used again.
 async fn ask(
     sessions: &Sessions,
-    project: ProjectId,
-    password: &SecretString,
+    session: Session,
     probes: &[Probe],
     patience: &mut Duration,
 ) -> Result<Vec<Row>, SourceError> {
-    let session = sessions.take(project, password).await?;
     let limit = NETWORK + probes.iter().map(|probe| probe.limit).sum::<Duration>().min(*patience);
     let late = SourceError::Timeout { what: "asking about a filter", limit };
     let asked = tokio::time::timeout(limit, run(&session, probes, patience)).await.unwrap_or(Err(late));

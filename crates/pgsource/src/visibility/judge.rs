@@ -121,14 +121,14 @@ impl Judge<'_> {
         self.pool.sessions.take(self.request.project, self.request.password).await
     }
 
-    /// The project's login can't connect: an outage only if ours can't either.
+    /// The project's login can't connect: an outage only if ours can't either. That no place was free says nothing of it.
     async fn without_session(
         &self,
         error: SourceError,
         left: Vec<usize>,
         mut verdicts: Vec<(usize, Verdict)>,
     ) -> Result<Pass, SourceError> {
-        if matches!(error, SourceError::Shut) {
+        if matches!(error, SourceError::Shut | SourceError::Busy { .. }) {
             return Err(error);
         }
         self.pool.own.probe().await?;

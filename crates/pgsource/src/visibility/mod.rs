@@ -26,6 +26,7 @@ mod facts;
 mod flight;
 mod judge;
 mod own;
+mod places;
 mod plan;
 mod probe;
 mod sessions;

@@ -26,7 +26,8 @@ struct Probe {
     images: Vec<String>,
 }
 
-/// Starts those of a question, one per identity at a time. They end within the limits of a check.
+/// Starts those of a question, one per identity and one per project at a time: the others' turn is with a later batch. They
+/// end within the limits of a check.
 pub(super) fn start(pool: &VisibilityPool, request: &CheckRequest<'_>, table: &TableCatalog, question: &Question<'_>) {
     for at in &question.probes {
         let probe = Probe {
@@ -48,7 +49,8 @@ impl Probe {
     async fn run(self, sessions: &Sessions, identities: &Identities) {
         let Self { relation, identity, .. } = &self;
         match self.ask(sessions).await {
-            Ok(()) => identities.recovered(relation, identity),
+            Ok(true) => identities.recovered(relation, identity),
+            Ok(false) => identities.put_off(relation, identity),
             Err(error) if error_kind(&error) == IdentityErrorKind::TimedOut => {
                 identities.timed_out(relation, &identity.role, identity, Instant::now());
             }
@@ -56,8 +58,9 @@ impl Probe {
         }
     }
 
-    async fn ask(&self, sessions: &Sessions) -> Result<(), SourceError> {
-        let session = sessions.take(self.project, &self.password).await?;
+    /// Whether it could be asked now.
+    async fn ask(&self, sessions: &Sessions) -> Result<bool, SourceError> {
+        let Some(session) = sessions.spare(self.project, &self.password).await? else { return Ok(false) };
         let (claims, sub) = (self.identity.claims.as_json(), subject(&self.identity));
         let (role, word, table) = (&self.role, &self.identity.role, self.table);
         let steps = [
@@ -72,6 +75,6 @@ impl Probe {
         if said.len() == 2 && said.all(|said| said.is_ok()) {
             sessions.put_back(session);
         }
-        answer.map(drop)
+        answer.map(|_| true)
     }
 }

@@ -2,16 +2,15 @@
 //! one closed when there would be too many.
 
 use std::{
-    collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use aura_domain::ProjectId;
 use secrecy::{ExposeSecret, SecretString};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_postgres::types::{ToSql, Type};
 
+use super::places::{Place, Places};
 use crate::{Sockets, SourceError, SourceUrl, SqlConnection, connect_sql, roles::visibility_login};
 
 /// Bounds opening one.
@@ -29,7 +28,7 @@ pub(super) struct Sessions {
     url: SourceUrl,
     sockets: Sockets,
     max: usize,
-    in_use: Arc<Semaphore>,
+    places: Places,
     state: Arc<Mutex<State>>,
 }
 
@@ -37,8 +36,6 @@ pub(super) struct Sessions {
 struct State {
     /// Least recently used first.
     idle: Vec<(ProjectId, Open)>,
-    /// A project uses half of the connections at most, so that a slow one leaves room for others.
-    projects: HashMap<ProjectId, Arc<Semaphore>>,
 }
 
 /// A connection and the server's process behind it.
@@ -68,7 +65,7 @@ struct Held {
     backend: Backend,
     login: Login,
     state: Arc<Mutex<State>>,
-    permits: Permits,
+    place: Place,
 }
 
 /// How a project's visibility login connects.
@@ -78,27 +75,37 @@ struct Login {
     sockets: Sockets,
 }
 
-struct Permits {
-    _project: OwnedSemaphorePermit,
-    _source: OwnedSemaphorePermit,
-}
-
 impl Sessions {
     pub(super) fn new(url: SourceUrl, sockets: Sockets, max: usize) -> Self {
         let max = max.max(1);
-        Self { url, sockets, max, in_use: Arc::new(Semaphore::new(max)), state: Arc::default() }
+        Self { url, sockets, max, places: Places::new(max), state: Arc::default() }
     }
 
-    /// A connection of the project, in the state of a fresh one.
+    /// A connection of the project, in the state of a fresh one. [`SourceError::Busy`] if none is free for a long time.
     pub(super) async fn take(&self, project: ProjectId, password: &SecretString) -> Result<Session, SourceError> {
-        let permits = self.permits(project).await?;
+        let place = tokio::time::timeout(QUEUE_LIMIT, self.places.take(project)).await;
+        let place = place.map_err(|_| SourceError::Busy { limit: QUEUE_LIMIT })?.ok_or(SourceError::Shut)?;
+        self.open(place, project, password).await
+    }
+
+    /// The same for a probe: `None` if no place is free now, or the project has another one under way.
+    pub(super) async fn spare(
+        &self,
+        project: ProjectId,
+        password: &SecretString,
+    ) -> Result<Option<Session>, SourceError> {
+        let Some(place) = self.places.spare(project) else { return Ok(None) };
+        self.open(place, project, password).await.map(Some)
+    }
+
+    async fn open(&self, place: Place, project: ProjectId, password: &SecretString) -> Result<Session, SourceError> {
         let url = self.url.with_login(&visibility_login(project), password.expose_secret());
         let login = Login { project, url, sockets: self.sockets.clone() };
         let Open { client, backend } = match self.idle(project) {
             Some(open) => open,
             None => login.open().await?,
         };
-        let held = Held { backend, login, state: Arc::clone(&self.state), permits };
+        let held = Held { backend, login, state: Arc::clone(&self.state), place };
         Ok(Session { project, client, lease: Lease(Some(held)) })
     }
 
@@ -110,26 +117,6 @@ impl Sessions {
         }
     }
 
-    async fn permits(&self, project: ProjectId) -> Result<Permits, SourceError> {
-        let share = self.share(project);
-        let late = SourceError::Timeout { what: "waiting for a visibility connection", limit: QUEUE_LIMIT };
-        let both = async {
-            // In this order: one who waits for the project's share holds nothing of the others'.
-            let _project = share.acquire_owned().await.map_err(|_| SourceError::Shut)?;
-            let _source = Arc::clone(&self.in_use).acquire_owned().await.map_err(|_| SourceError::Shut)?;
-            Ok(Permits { _project, _source })
-        };
-        tokio::time::timeout(QUEUE_LIMIT, both).await.map_err(|_| late)?
-    }
-
-    fn share(&self, project: ProjectId) -> Arc<Semaphore> {
-        let mut state = lock(&self.state);
-        // Nobody holds or awaits a permit of those that only this map knows.
-        state.projects.retain(|_, share| Arc::strong_count(share) > 1);
-        let share = state.projects.entry(project).or_insert_with(|| Arc::new(Semaphore::new(self.max.div_ceil(2))));
-        Arc::clone(share)
-    }
-
     /// The project's most recently used idle connection; else makes room for a new one.
     fn idle(&self, project: ProjectId) -> Option<Open> {
         let mut state = lock(&self.state);
@@ -137,8 +124,7 @@ impl Sessions {
         if let Some(at) = state.idle.iter().rposition(|(owner, _)| *owner == project) {
             return Some(state.idle.remove(at).1);
         }
-        let in_use = self.max - self.in_use.available_permits();
-        if in_use + state.idle.len() > self.max {
+        if self.places.taken() + state.idle.len() > self.max {
             state.idle.remove(0);
         }
         None
@@ -186,7 +172,7 @@ impl Held {
             }
             Err(_) => tracing::warn!(project = %self.login.project, "an abandoned check's backend doesn't end"),
         }
-        drop(self.permits);
+        drop(self.place);
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) enum Ask {
     Apart,
     /// Not now.
     Not {
-        /// The caller must probe, in the background, and report how it went.
+        /// The caller must probe, in the background, and report how it went or that it is put off.
         probe: bool,
     },
 }
@@ -136,6 +136,16 @@ impl<K: Hash + Eq + Clone, G: PartialEq + Clone, T: Hash + Eq + Clone> Standing<
         }
     }
 
+    /// A probe could not be started: it is still to be made.
+    pub(crate) fn put_off(&self, relation: &T, key: &K) {
+        let mut tables = self.lock();
+        if let Some(entry) = tables.get_mut(relation).and_then(|table| table.get_mut(key))
+            && let Fault::TimedOut { probing, .. } = &mut entry.fault
+        {
+            *probing = false;
+        }
+    }
+
     fn note(&self, relation: &T, group: &G, key: &K, now: Instant, fault: impl FnOnce(Option<Fault>) -> Fault) {
         let mut tables = self.lock();
         let table = tables.entry(relation.clone()).or_default();
@@ -211,6 +221,12 @@ mod tests {
         let (standing, now) = (Roles::default(), Instant::now());
         standing.timed_out(&relation(), &"user", &"a", now);
         assert_eq!((how(&standing, "user", "a", now), how(&standing, "user", "a", now)), (PROBE, NOT), "one probe");
+        standing.put_off(&relation(), &"a");
+        assert_eq!(
+            (how(&standing, "user", "a", now), how(&standing, "user", "a", now)),
+            (PROBE, NOT),
+            "its turn again"
+        );
         assert_eq!(how(&standing, "user", "b", now), Ask::Together, "nobody else is concerned");
         standing.timed_out(&relation(), &"user", &"a", now);
         assert_eq!(how(&standing, "user", "a", now), NOT, "two time-outs: the circuit is open");
