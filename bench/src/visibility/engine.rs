@@ -127,8 +127,7 @@ impl Lab {
 
     /// Commits a transaction and awaits its rows, each with its subscribers; milliseconds from the commit's answer.
     async fn transaction(&mut self, cell: Cell, front: &mut Front, millis: &mut Vec<f64>) -> Result<()> {
-        let first = self.next_id;
-        self.commit(cell).await?;
+        let first = self.commit(cell).await?;
         let committed = Instant::now();
         for n in 0..cell.rows {
             let row = front.next().await?;
@@ -140,17 +139,18 @@ impl Lab {
         Ok(())
     }
 
-    async fn commit(&mut self, cell: Cell) -> Result<()> {
+    /// Answers the first row's id.
+    async fn commit(&mut self, cell: Cell) -> Result<i64> {
         let insert = "insert into item (id, owner_id, room_id, title, body)
              select n, ('00000000-0000-4000-8000-' || lpad(to_hex(n % $3), 12, '0'))::uuid, (n % $3) % $4,
                  'item ' || n, repeat('x', 100)
              from generate_series($1::int8, $1 + $2::int8 - 1) n";
         let (rows, subscribers, rooms) = (cell.rows as i64, cell.subscribers as i64, ROOMS as i64);
         // Each transaction begins with the first subscriber's row.
-        self.next_id += (subscribers - self.next_id % subscribers) % subscribers;
-        self.sql.execute(insert, &[&self.next_id, &rows, &subscribers, &rooms]).await?;
-        self.next_id += rows;
-        Ok(())
+        let first = self.next_id + (subscribers - self.next_id % subscribers) % subscribers;
+        self.sql.execute(insert, &[&first, &rows, &subscribers, &rooms]).await?;
+        self.next_id = first + rows;
+        Ok(first)
     }
 
     /// Transactions as fast as they can be committed.
