@@ -30,8 +30,6 @@ pub struct TableCatalog {
     pub replica_identity: char,
     /// Whether row security is on, for whomever it applies to.
     pub row_security_enabled: bool,
-    /// Whether bootstrap's `aura_source.judge` is there, and ours.
-    pub(crate) judge: bool,
     /// In `attnum` order, without dropped ones.
     pub columns: Vec<Column>,
     policies: Vec<Policy>,
@@ -130,7 +128,6 @@ pub(crate) struct RawTable {
     identity: char,
     row_security: bool,
     #[serde(default)]
-    judge: bool,
     columns: Vec<RawColumn>,
     key: Vec<i16>,
     policies: Vec<RawPolicy>,
@@ -146,9 +143,17 @@ struct RawPolicy {
     oid: u32,
     permissive: bool,
     using: String,
-    columns: Vec<i16>,
-    /// Name, return type and text; empty where nothing is known of it.
-    others: Vec<(String, u32, String)>,
+    depends: Vec<Option<Depends>>,
+}
+
+/// What a policy depends on, as far as that is of use.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Depends {
+    /// Of its own table.
+    Column(i16),
+    /// Name, return type and text of a function without arguments.
+    Function(String, u32, String),
 }
 
 #[derive(Deserialize)]
@@ -185,7 +190,6 @@ impl RawTable {
             kind: self.kind,
             replica_identity: self.identity,
             row_security_enabled: self.row_security,
-            judge: self.judge,
             roles: entries.collect(),
             columns,
             policies,
@@ -203,8 +207,18 @@ impl RawColumn {
 
 impl RawPolicy {
     fn resolve(self) -> Policy {
-        let Self { oid, permissive, using, columns, others } = self;
-        let closed = others.iter().all(|(name, returns, source)| hoist::is_known(name, *returns, source));
+        let Self { oid, permissive, using, depends } = self;
+        let seen_through = |it: &Option<Depends>| match it {
+            Some(Depends::Column(_)) => true,
+            Some(Depends::Function(name, returns, source)) => hoist::is_known(name, *returns, source),
+            None => false,
+        };
+        let closed = depends.iter().all(seen_through);
+        let column = |it: &Option<Depends>| match it {
+            Some(Depends::Column(attnum)) if *attnum != 0 => Some(*attnum),
+            _ => None,
+        };
+        let columns = depends.iter().filter_map(column).collect();
         Policy { oid, permissive, using, columns, closed }
     }
 }
@@ -264,10 +278,10 @@ mod tests {
         RawTable::parse(&json).expect("a row").resolve(&relation, &HashMap::new())
     }
 
-    const A: &str = r#"{"oid":10,"permissive":true,"using":"a","columns":[3],"others":[]}"#;
-    const B: &str = r#"{"oid":11,"permissive":true,"using":"b","columns":[],"others":[]}"#;
-    const C: &str = r#"{"oid":12,"permissive":false,"using":"c","columns":[1],"others":[]}"#;
-    const D: &str = r#"{"oid":13,"permissive":false,"using":"f(t.*)","columns":[],"others":[["shop.f",0,""]]}"#;
+    const A: &str = r#"{"oid":10,"permissive":true,"using":"a","depends":[0,3]}"#;
+    const B: &str = r#"{"oid":11,"permissive":true,"using":"b","depends":[0]}"#;
+    const C: &str = r#"{"oid":12,"permissive":false,"using":"c","depends":[0,1]}"#;
+    const D: &str = r#"{"oid":13,"permissive":false,"using":"f(t.*)","depends":[0,null]}"#;
 
     #[test]
     fn r_rls_2_each_restrictive_must_hold_and_one_permissive() {

@@ -7,13 +7,6 @@ select pg_current_snapshot()::text, (
         'kind', c.relkind,
         'identity', c.relreplident,
         'row_security', c.relrowsecurity,
-        -- Who may make schemas may have made ours before us: only a role that no tenant has is believed.
-        'judge', (select coalesce(bool_and((f.rolsuper or f.rolcreaterole) and (s.rolsuper or s.rolcreaterole)), false)
-            from pg_namespace n
-            join pg_proc p on p.pronamespace = n.oid and p.proname = 'judge' and p.pronargs = 9
-            join pg_roles f on f.oid = p.proowner
-            join pg_roles s on s.oid = n.nspowner
-            where n.nspname = 'aura_source'),
         'columns', array(
             -- Not a join: it would be planned as a scan of pg_type, which has two rows for every table there is.
             select json_build_array(a.attnum, a.attname, a.atttypid::int8,
@@ -27,24 +20,21 @@ select pg_current_snapshot()::text, (
                 'oid', p.oid::int8,
                 'permissive', p.polpermissive,
                 'using', pg_get_expr(p.polqual, p.polrelid),
-                -- Negative: system columns.
-                'columns', array(
-                    select d.refobjsubid from pg_depend d
-                    where d.classid = 'pg_policy'::regclass and d.objid = p.oid
-                        and d.refclassid = 'pg_class'::regclass and d.refobjid = c.oid and d.refobjsubid <> 0),
-                -- Whatever came with the server has no entry: so this is all that somebody made, but this table.
-                'others', array(
-                    select coalesce((
-                        -- What is known of a function without arguments that is nothing but its text.
-                        select json_build_array(n.nspname || '.' || f.proname, f.prorettype::int8, f.prosrc)
-                        from pg_proc f join pg_namespace n on n.oid = f.pronamespace
-                        where d.refclassid = 'pg_proc'::regclass and f.oid = d.refobjid and f.pronargs = 0
-                            and f.prolang = (select l.oid from pg_language l where l.lanname = 'sql')
-                            and not f.prosecdef and f.proconfig is null and not f.proretset
-                            and has_function_privilege('public', f.oid, 'EXECUTE')), '["",0,""]')
-                    from pg_depend d
-                    where d.classid = 'pg_policy'::regclass and d.objid = p.oid
-                        and not (d.refclassid = 'pg_class'::regclass and d.refobjid = c.oid)))
+                -- What it depends on, but for what came with the server, which has no entry. Of its own table: the columns, system
+                -- columns below zero, 0 the table itself. Of a function without arguments that is nothing but its text: this.
+                'depends', array(
+                    select case
+                        when d.refclassid = 'pg_class'::regclass and d.refobjid = c.oid then to_json(d.refobjsubid)
+                        when d.refclassid = 'pg_proc'::regclass then (
+                            select json_build_array(f.pronamespace::regnamespace::text || '.' || f.proname,
+                                f.prorettype::int8, f.prosrc)
+                            from pg_proc f
+                            -- 14: the language SQL.
+                            where f.oid = d.refobjid and f.pronargs = 0 and f.prolang = 14
+                                and not f.prosecdef and f.proconfig is null and not f.proretset
+                                and has_function_privilege('public', f.oid, 'EXECUTE'))
+                    end
+                    from pg_depend d where d.classid = 'pg_policy'::regclass and d.objid = p.oid))
             from pg_policy p
             where p.polrelid = c.oid and p.polcmd in ('r', '*') and p.polqual is not null
             -- As the server evaluates them: one that is false may spare a row a cast in another.

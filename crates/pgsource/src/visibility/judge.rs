@@ -90,9 +90,6 @@ impl Judge<'_> {
         }
         let mut failed = 0;
         loop {
-            if form == Form::Looped && self.question.bound && self.question.looped.is_none() {
-                return self.one_by_one(failed).await;
-            }
             match self.shared(form).await {
                 Ok(Shared::Good(answers)) => {
                     if form == Form::Looped && failed > 0 {
@@ -198,7 +195,7 @@ impl Judge<'_> {
         if !asked.many().0.is_empty() {
             // Valid JSON, whoever asks for it: those who are judged are named in the statement.
             steps.push(self.become_one("{}", "", SHARED_LIMIT_MS));
-            steps.extend(self.question.bound.then(|| self.many_step(form, asked)).flatten());
+            steps.extend(self.question.bound.then(|| self.many_step(form, asked)));
         }
         steps.extend(self.alone(asked));
         if last {
@@ -225,15 +222,14 @@ impl Judge<'_> {
         })
     }
 
-    fn many_step<'b>(&'b self, form: Form, asked: &'b Asked<'b>) -> Option<Step<'b>> {
-        let Question { role, word, rows: images, joined, looped, .. } = self.question;
+    fn many_step<'b>(&'b self, form: Form, asked: &'b Asked<'b>) -> Step<'b> {
+        let Question { role, word, rows: images, joined, looped: (sql, query), .. } = self.question;
         let ((claims, subs), pairs) = (asked.many(), asked.pairs());
         let who = Many { claims, subs, word, pairs };
-        if let Some(sql) = joined.as_ref().filter(|_| form == Form::Joined) {
-            return Some(Step::Joined { sql, images, who });
+        match joined {
+            Some(sql) if form == Form::Joined => Step::Joined { sql, images, who },
+            _ => Step::Looped { sql, query, images, who, role, limit: SHARED_LIMIT_MS },
         }
-        let (sql, query) = looped.as_ref()?;
-        Some(Step::Looped { sql, query, images, who, role, limit: SHARED_LIMIT_MS })
     }
 
     /// Reads the answers about many.
@@ -251,6 +247,9 @@ impl Judge<'_> {
         }
         // None: the catalogue said that it isn't active. Everybody is asked alone, then.
         let rows = rows.ok_or(SourceError::Protocol("row security is active, though nothing says so"))??;
+        if form == Form::Looped && rows.len() != chunk.len() {
+            return Err(SourceError::Protocol("the function that judges isn't bootstrap's"));
+        }
         let mut seen = vec![Vec::new(); chunk.len()];
         for row in rows {
             let who = usize::try_from(row.try_get::<_, i64>(0)? - 1).ok().and_then(|n| seen.get_mut(n));

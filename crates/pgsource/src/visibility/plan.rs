@@ -34,8 +34,8 @@ pub(super) struct Question<'a> {
     pub(super) bound: bool,
     /// For many at once, if the policies allow that.
     pub(super) joined: Option<String>,
-    /// For many, one after the other, and what is run for each; `None`: the function isn't there, or isn't ours.
-    pub(super) looped: Option<(String, String)>,
+    /// For many, one after the other, and what is run for each.
+    pub(super) looped: (String, String),
     /// For one.
     pub(super) alone: String,
     /// The distinct images that can be judged, as text of the row type.
@@ -141,7 +141,7 @@ impl<'a> Question<'a> {
         let joined = using.hoisted.as_ref().and_then(join);
         let (together, apart, probes) = Default::default();
         Ok(Self {
-            looped: table.judge.then(|| (statement::looped(table), statement::query(table, using))),
+            looped: (statement::looped(table), statement::query(table, using)),
             alone: statement::alone(table, using),
             access: Arc::clone(access),
             bound: using.bound,
