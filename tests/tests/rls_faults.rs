@@ -31,7 +31,7 @@ fn named(line: &str) -> Vec<&str> {
 
 #[test]
 fn each_fault_of_others_has_a_test_that_is_there() -> Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace")?;
+    let root = &aura_testkit::repository_root();
     let text = std::fs::read_to_string(root.join("docs/testing.md"))?;
     let section =
         text.split("\n## ").find(|section| section.starts_with("Row-level security\n")).context("its section")?;

@@ -5,7 +5,8 @@ use std::{fs, path::Path};
 #[test]
 fn r_lsn_3_no_machine_reads_a_clock() {
     let mut looked = 0;
-    look(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut looked);
+    // A test's working directory is its package.
+    look(Path::new("src"), &mut looked);
     assert!(looked > 10, "the machines are elsewhere");
 }
 

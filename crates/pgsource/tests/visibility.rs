@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use aura_domain::Image;
-use aura_pgsource::{Identity, Verdict};
+use aura_pgsource::{Identity, JsonForm, Verdict};
 use aura_testkit::eventually;
 
 use crate::tenant::{ALICE, BOB, Tenants, all_seen, identity, image, relation, seen, user};
@@ -498,6 +498,25 @@ async fn describe_tells_a_join_what_its_role_may_read() -> Result<()> {
     assert!(!access.any());
     assert!(tenants.pool.describe(tenants.shop, &relation("shop", "none")?, "anon", &[]).await?.is_none());
     Ok(())
+}
+
+/// What a type consists of is no part of a table's own catalogue rows.
+#[tokio::test]
+async fn r_dec_1_types_follow_ddl() -> Result<()> {
+    let tenants = Tenants::start().await?;
+    tenants
+        .run("create type shop.pair as (a int, b text); create table shop.t (id int primary key, p shop.pair[])")
+        .await?;
+    let attributes = async || {
+        let at = relation("shop", "t")?;
+        let (table, _) = tenants.pool.describe(tenants.shop, &at, "anon", &[]).await?.context("a table")?;
+        let JsonForm::Array { element, .. } = &table.columns[1].ty.form else { anyhow::bail!("no array") };
+        let JsonForm::Composite { attributes } = &element.form else { anyhow::bail!("not composite") };
+        Ok(attributes.iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>().join(","))
+    };
+    assert_eq!(attributes().await?, "a,b");
+    tenants.run("alter type shop.pair rename attribute a to first; alter type shop.pair add attribute c int").await?;
+    eventually(Duration::from_secs(10), || async { attributes().await.is_ok_and(|names| names == "first,b,c") }).await
 }
 
 /// G4: pg_get_expr waits for a table's lock, on the connection that all projects share.

@@ -31,5 +31,8 @@ pub fn free_port() -> anyhow::Result<u16> {
 
 /// The root of the repository, where `migrations/` and `tests/clients` are.
 pub fn repository_root() -> std::path::PathBuf {
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    // Cargo's word at run time, if there is one: clones that share a target directory share what is compiled in, too.
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let root = std::path::Path::new(&package).ancestors().find(|dir| dir.join("Cargo.lock").exists());
+    root.map_or_else(|| package.clone().into(), std::path::Path::to_path_buf)
 }

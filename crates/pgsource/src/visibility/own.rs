@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use aura_domain::Relation;
@@ -25,6 +25,9 @@ const STATEMENT_LIMIT: Duration = Duration::from_secs(5);
 /// Catalogue texts kept per source; one is a few kilobytes.
 const MAX_KNOWN: usize = 4096;
 
+/// How long what types consist of is believed: as long as a toggle may take to be noticed.
+const TYPES_FRESH: Duration = Duration::from_secs(3);
+
 const TYPES_SQL: &str = include_str!("../types.sql");
 
 /// A catalogue text and what it says: an unchanged text isn't parsed again.
@@ -32,6 +35,15 @@ const TYPES_SQL: &str = include_str!("../types.sql");
 pub(super) struct Known {
     pub(super) text: String,
     pub(super) table: Arc<TableCatalog>,
+    /// A column's type is somebody's own: what it consists of may change, and the text doesn't say so.
+    own_types: bool,
+    read: Instant,
+}
+
+impl Known {
+    fn is_fresh(&self) -> bool {
+        !self.own_types || self.read.elapsed() < TYPES_FRESH
+    }
 }
 
 /// The own login's connection and all that was read so far.
@@ -41,7 +53,6 @@ pub(super) struct OwnLogin {
     application_name: String,
     session: tokio::sync::Mutex<Option<Arc<Session>>>,
     known: Mutex<HashMap<Relation, Arc<Known>>>,
-    types: Mutex<HashMap<u32, Arc<TypeInfo>>>,
 }
 
 struct Session {
@@ -66,13 +77,13 @@ impl Answer {
 
 impl OwnLogin {
     pub(super) fn new(url: SourceUrl, sockets: Sockets, application_name: String) -> Self {
-        let (session, known, types) = Default::default();
-        Self { url, sockets, application_name, session, known, types }
+        let (session, known) = Default::default();
+        Self { url, sockets, application_name, session, known }
     }
 
-    /// What was last read of a table.
+    /// What was last read of a table, unless that may be stale.
     pub(super) fn known(&self, relation: &Relation) -> Option<Arc<Known>> {
-        lock(&self.known).get(relation).map(Arc::clone)
+        lock(&self.known).get(relation).filter(|known| known.is_fresh()).map(Arc::clone)
     }
 
     /// Runs the catalogue statement in a transaction of its own.
@@ -99,7 +110,9 @@ impl OwnLogin {
         }
         let raw = RawTable::parse(&text)?;
         let types = self.types(&raw).await?;
-        let known = Arc::new(Known { table: Arc::new(raw.resolve(relation, &types)), text });
+        let own_types = types.keys().any(|oid| TypeInfo::built_in(*oid).is_none());
+        let table = Arc::new(raw.resolve(relation, &types));
+        let known = Arc::new(Known { table, text, own_types, read: Instant::now() });
         let mut cache = lock(&self.known);
         if cache.len() >= MAX_KNOWN {
             cache.clear();
@@ -135,7 +148,7 @@ impl OwnLogin {
         let mut found = HashMap::new();
         let mut missing = Vec::new();
         for (oid, name) in raw.types() {
-            match self.known_type(oid, name) {
+            match TypeInfo::built_in(oid).filter(|ty| &*ty.name == name) {
                 Some(ty) => drop(found.insert(oid, ty)),
                 None => missing.push(oid),
             }
@@ -146,20 +159,12 @@ impl OwnLogin {
         Ok(found)
     }
 
-    fn known_type(&self, oid: u32, name: &str) -> Option<Arc<TypeInfo>> {
-        let known = TypeInfo::built_in(oid).or_else(|| lock(&self.types).get(&oid).map(Arc::clone))?;
-        Some(known).filter(|ty| &*ty.name == name)
-    }
-
     async fn read_types(&self, oids: Vec<u32>) -> Result<HashMap<u32, Arc<TypeInfo>>, SourceError> {
         let session = self.session().await?;
         let rows = self.bounded(&session, session.client.query(&session.types, &[&oids])).await?;
         let rows = rows.iter().map(TypeRow::from_row).collect::<Result<Vec<_>, _>>()?;
         let rows: HashMap<u32, TypeRow> = rows.into_iter().map(|row| (row.oid, row)).collect();
-        let types: HashMap<u32, Arc<TypeInfo>> =
-            oids.into_iter().filter_map(|oid| Some((oid, build_type(oid, &rows, 0)?))).collect();
-        lock(&self.types).extend(types.iter().map(|(oid, ty)| (*oid, Arc::clone(ty))));
-        Ok(types)
+        Ok(oids.into_iter().filter_map(|oid| Some((oid, build_type(oid, &rows, 0)?))).collect())
     }
 
     async fn session(&self) -> Result<Arc<Session>, SourceError> {
