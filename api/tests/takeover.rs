@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 use aura_domain::{EngineState, Epoch, Lsn, OnDeadline, WorkerId};
 use aura_store::{Caller, Ending, NewSource, Plugin, SlotRecreate};
-use aura_testkit::eventually;
+use aura_testkit::{eventually, eventually_some};
 use axum::http::{Method, StatusCode};
 use serde_json::json;
 
@@ -104,7 +104,9 @@ async fn r_eng_7_what_holds_a_stopped_engines_slot_under_our_name_is_ended() -> 
     let slot = platform.slot().await?;
     let epoch = platform.store.raise_epoch(platform.source.id).await?;
     assert_eq!(platform.verb("stop", None).await?.status, StatusCode::OK);
-    let orphan = platform.squatter(platform.name_in(epoch)).await?;
+    // One that the look-out meets while it starts is ended before it can say so.
+    let start = || async { platform.squatter(platform.name_in(epoch)).await.ok() };
+    let orphan = eventually_some(WATCH, start).await.context("no orphan")?;
     eventually(WATCH, || async { !orphan.is_connected() }).await.context("the orphan was left")?;
     slot.wait_free(SOON).await?;
     assert_eq!(platform.state().await?, EngineState::Stopped);
