@@ -41,7 +41,7 @@ struct Lab {
     project: Project,
     sql: Client,
     next_id: i64,
-    fronts: usize,
+    fronts: u64,
 }
 
 pub(crate) async fn run(options: &Options) -> Result<()> {
@@ -85,8 +85,7 @@ impl Lab {
         self.prepare(cell).await?;
         self.fronts += 1;
         let who: Vec<Who> = (0..cell.subscribers).map(|n| subscriber(n, cell.filtered)).collect();
-        let mut front =
-            Front::join(&self.split, &self.project, &format!("bench-{}", self.fronts), "item", &who).await?;
+        let mut front = Front::join(&self.split, &self.project, self.fronts, "item", &who).await?;
         self.transaction(cell, &mut front, &mut Vec::new()).await?;
         let (mut rates, mut costs, mut stream, mut millis) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rounds {

@@ -16,6 +16,10 @@ use tokio::task::JoinHandle;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// As a front's.
 const HEARTBEAT: Duration = Duration::from_secs(5);
+/// Subscriptions of one front: no other one's has the same number, so that none is taken for another's that is on its way out.
+const PER_FRONT: u64 = 1 << 20;
+/// Twins are numbered from here.
+const TWIN: u64 = 1 << 40;
 /// Subscriptions of one request: the protocol's limit is 256 KiB.
 const CHUNK: usize = 200;
 
@@ -37,6 +41,7 @@ pub(super) struct Front {
     bus: std::sync::Arc<NatsBus>,
     messages: Subscription,
     name: FrontId,
+    first: u64,
     heart: JoinHandle<()>,
     table: String,
 }
@@ -49,16 +54,16 @@ impl Drop for Front {
 
 impl Front {
     /// Returns when the worker judges everything that commits from now on for all of them. The n-th one has the id n.
-    pub(super) async fn join(split: &Split, project: &Project, name: &str, table: &str, who: &[Who]) -> Result<Self> {
+    pub(super) async fn join(split: &Split, project: &Project, number: u64, table: &str, who: &[Who]) -> Result<Self> {
         let bus = std::sync::Arc::new(NatsBus::connect(NatsOptions::new(split.nats.url(), "bench")).await?);
         let tenant: ProjectId = project.id.parse()?;
         let source: SourceId = source(split).await?;
         let messages = bus.subscribe(&Subject::project_tree(tenant)).await?;
-        let name = FrontId(name.to_owned());
+        let (name, first) = (FrontId(format!("bench-{number}")), number * PER_FRONT);
         let mut rev = 0;
         for (at, chunk) in who.chunks(CHUNK).enumerate() {
             rev += 1;
-            let registered = |(n, who): (usize, &Who)| registered(tenant, table, at * CHUNK + n, who);
+            let registered = |(n, who): (usize, &Who)| registered(tenant, table, first + (at * CHUNK + n) as u64, who);
             let subscriptions = chunk.iter().enumerate().map(registered).collect::<Result<Vec<_>>>()?;
             let request = Request::Join { front: name.clone(), rev, subscriptions };
             let message = Message::new(Subject::source_requests(source), serde_json::to_vec(&request)?);
@@ -67,7 +72,7 @@ impl Front {
         }
         let state = SourceState { source, rev, count: who.len() as u64 };
         let heart = tokio::spawn(beat(std::sync::Arc::clone(&bus), name.clone(), state));
-        Ok(Self { bus, messages, name, heart, table: table.to_owned() })
+        Ok(Self { bus, messages, name, first, heart, table: table.to_owned() })
     }
 
     /// The next row of the table.
@@ -84,8 +89,14 @@ impl Front {
             }
             let data: Value = serde_json::from_str(change.data.get())?;
             let id = data["record"]["id"].as_i64().context("no id")?;
-            return Ok(Arrived { id, subscribers: change.allowed_sub_ids.iter().map(|id| id.0).collect(), when });
+            return Ok(Arrived { id, subscribers: self.numbers(&change.allowed_sub_ids), when });
         }
+    }
+
+    /// The front's own; one that has left may be listed until the worker knows.
+    fn numbers(&self, ids: &[SubId]) -> Vec<u64> {
+        let mine = |id: &SubId| (id.0 % TWIN).checked_sub(self.first).filter(|n| *n < PER_FRONT);
+        ids.iter().filter_map(mine).collect()
     }
 
     /// The worker forgets it at once.
@@ -102,7 +113,7 @@ async fn source(split: &Split) -> Result<SourceId> {
     Ok(id.parse()?)
 }
 
-fn registered(project: ProjectId, table: &str, n: usize, who: &Who) -> Result<Registered> {
+fn registered(project: ProjectId, table: &str, id: u64, who: &Who) -> Result<Registered> {
     let spec = SubscriptionSpec {
         project,
         schema: "public".to_owned(),
@@ -113,7 +124,7 @@ fn registered(project: ProjectId, table: &str, n: usize, who: &Who) -> Result<Re
         role: "authenticated".to_owned(),
         claims: Claims::from_payload(&who.claims)?,
     };
-    Ok(Registered { sub_id: SubId(n as u64), twin: SubId((1 << 40) + n as u64), spec })
+    Ok(Registered { sub_id: SubId(id), twin: SubId(TWIN + id), spec })
 }
 
 async fn beat(bus: std::sync::Arc<NatsBus>, front: FrontId, state: SourceState) {

@@ -46,7 +46,7 @@ pub(crate) async fn run(options: &Options) -> Result<Value> {
     let good = |n: usize| who(json!({"sub": user(n), "role": "authenticated"}));
     let mut all: Vec<Who> = (0..GOOD).map(good).collect();
     let time = Duration::from_secs(options.isolation_seconds);
-    let mut front = Front::join(&split, &project, "good", "board", &all).await?;
+    let mut front = Front::join(&split, &project, 1, "board", &all).await?;
     let mut next = 0;
     let baseline = phase(&sql, &mut front, &mut next, time / 3).await?;
     front.leave().await?;
@@ -55,7 +55,7 @@ pub(crate) async fn run(options: &Options) -> Result<Value> {
         who(json!({"sub": "not-a-uuid", "role": "authenticated"})),
         who(json!({"sub": user(102), "role": "authenticated", "kind": "sleep"})),
     ]);
-    let mut front = Front::join(&split, &project, "all", "board", &all).await?;
+    let mut front = Front::join(&split, &project, 2, "board", &all).await?;
     let with_bad = phase(&sql, &mut front, &mut next, time).await?;
     let later = with_bad.get(FIRST * RATE as usize..).unwrap_or_default().to_vec();
     let (before, after) = (summary(baseline), summary(with_bad));

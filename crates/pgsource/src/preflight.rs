@@ -10,7 +10,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub use aura_domain::{Finding, Severity};
 use tokio_postgres::{Client, error::SqlState};
 
-use crate::{SourceError, SourceUrl, SqlConnection, admin::STATISTICS_HIDDEN_SQL, connect_sql};
+use crate::{
+    SourceError, SourceUrl, SqlConnection,
+    admin::{JUDGE_IS_OURS, STATISTICS_HIDDEN_SQL},
+    connect_sql,
+};
 
 /// Bounds each step.
 const STEP_LIMIT: Duration = Duration::from_secs(5);
@@ -150,7 +154,7 @@ struct Facts {
     free_walsenders: i64,
     statistics_hidden: bool,
     foreign_roles: Vec<String>,
-    /// The function with which bootstrap lets policies be judged for many identities at once.
+    /// The function with which bootstrap lets policies be judged for many identities at once, if it was run at all.
     judge: bool,
     /// Database of the source's slot; `None` when there is no such slot.
     slot_database: Option<String>,
@@ -165,16 +169,14 @@ const FACTS_SQL: &str = "select r.rolname::text, r.rolsuper, r.rolreplication, c
          and not exists (select from pg_auth_members m join pg_roles l on l.oid = m.member \
              where m.roleid = p.oid and l.rolname ~ '^p_[0-9a-f-]{36}_visibility$') order by 1 limit 5), \
      (select coalesce(database::text, '') from pg_replication_slots where slot_name = $1::text), \
-     not exists (select from pg_roles where rolname = 'aura_authenticated') or exists (select from pg_proc p \
-         join pg_namespace n on n.oid = p.pronamespace join pg_roles f on f.oid = p.proowner \
-         join pg_roles s on s.oid = n.nspowner where n.nspname = 'aura_source' and p.proname = 'judge' \
-         and (f.rolsuper or f.rolcreaterole) and (s.rolsuper or s.rolcreaterole)) \
+     not exists (select from pg_roles where rolname = 'aura_authenticated') \
      from pg_roles r where r.rolname = session_user";
 
 impl Facts {
     async fn read(client: &Client, slot: Option<&str>) -> Result<Self, SourceError> {
         let row = bounded(client.query_one(FACTS_SQL, &[&slot])).await?;
         let hidden = bounded(client.query_one(STATISTICS_HIDDEN_SQL, &[])).await?;
+        let judge = bounded(client.query_one(&format!("select {JUDGE_IS_OURS}"), &[])).await?;
         Ok(Self {
             role: row.try_get(0)?,
             superuser: row.try_get(1)?,
@@ -184,7 +186,7 @@ impl Facts {
             free_slots: row.try_get(5)?,
             free_walsenders: row.try_get(6)?,
             foreign_roles: row.try_get(7)?,
-            judge: row.try_get(9)?,
+            judge: row.try_get(9)? || judge.try_get(0)?,
             slot_database: row.try_get(8)?,
             statistics_hidden: hidden.try_get(0)?,
         })

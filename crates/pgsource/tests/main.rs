@@ -13,6 +13,7 @@ mod json;
 mod lab;
 mod ladder;
 mod leftovers;
+mod many;
 mod pgoutput;
 mod pitfalls;
 mod places;

@@ -37,6 +37,16 @@ const HIDE_STATISTICS_SQL: &str = "do $$ declare view regclass; begin \
          exception when insufficient_privilege then null; end; \
      end loop; end $$";
 
+/// An expression: whether `aura_source.judge` is the one that bootstrap makes. Who may make schemas may have made one before
+/// us, so only owners are believed whose rights no tenant has. It is evaluated beside tenant code: every name is qualified.
+pub(crate) const JUDGE_IS_OURS: &str = "exists (\
+     select from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid operator(pg_catalog.=) p.pronamespace \
+     where n.nspname operator(pg_catalog.=) 'aura_source' and p.proname operator(pg_catalog.=) 'judge' \
+     and p.pronargs operator(pg_catalog.=) 9 having pg_catalog.bool_and((\
+     select pg_catalog.count(*) operator(pg_catalog.=) 0 from pg_catalog.pg_roles r \
+     where (r.oid operator(pg_catalog.=) p.proowner or r.oid operator(pg_catalog.=) n.nspowner) \
+     and not r.rolsuper and not r.rolcreaterole)))";
+
 /// Whether PUBLIC lacks SELECT on the statistics views.
 pub(crate) const STATISTICS_HIDDEN_SQL: &str = "select not exists (select from pg_class c, \
      aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) a \

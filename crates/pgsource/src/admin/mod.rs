@@ -14,7 +14,7 @@ mod project;
 mod tables;
 
 pub use bootstrap::BootstrapReport;
-pub(crate) use bootstrap::STATISTICS_HIDDEN_SQL;
+pub(crate) use bootstrap::{JUDGE_IS_OURS, STATISTICS_HIDDEN_SQL};
 pub use identity::{IdentityChange, IdentityError, PreviousIdentity};
 pub use tables::{Leaf, TableInfo, Unjudgeable, UnjudgeableCause};
 

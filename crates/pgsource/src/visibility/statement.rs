@@ -4,6 +4,7 @@
 use aura_domain::{Image, Relation, Value, quote_ident};
 
 use crate::{
+    admin::JUDGE_IS_OURS,
     catalog::{Effective, TableCatalog},
     hoist::{CLAIMS, Hoisted, PREFIX, SUBJECT, WORD},
 };
@@ -42,24 +43,12 @@ pub(super) const BECOME: &str = "select pg_catalog.set_config('role', $1, true),
 pub(super) const ROW_SECURITY_ACTIVE: usize = 12;
 
 /// Asks for the visible images of several identities, one after the other, by the function that bootstrap made: it does
-/// for each what [`BECOME`] does. Parameters: see there. No rows: the function is somebody else's, and wasn't called. Who may
-/// make schemas may have made ours before us, so only a role that no tenant has is believed.
+/// for each what [`BECOME`] does. Parameters: see there. No rows: the function is somebody else's, and wasn't called.
 pub(super) fn looped(table: &TableCatalog) -> String {
     let images = images(table, "$2");
-    let trusted = |owner: &str| {
-        format!(
-            "exists (select from pg_catalog.pg_roles r where r.oid operator(pg_catalog.=) {owner} \
-             and (r.rolsuper or r.rolcreaterole))"
-        )
-    };
     format!(
-        "select _aura_r.who, _aura_r.seen from (select $1::pg_catalog.text as query where exists (\
-         select from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid operator(pg_catalog.=) p.pronamespace \
-         where n.nspname operator(pg_catalog.=) 'aura_source' and p.proname operator(pg_catalog.=) 'judge' \
-         and p.pronargs operator(pg_catalog.=) 9 having pg_catalog.bool_and({function} and {schema}))) as _aura_g, \
-         lateral aura_source.judge(_aura_g.query, {images}, $3, $4, $5, $6, $7, $8, $9) as _aura_r",
-        function = trusted("p.proowner"),
-        schema = trusted("n.nspowner"),
+        "select _aura_r.who, _aura_r.seen from (select $1::pg_catalog.text as query where {JUDGE_IS_OURS}) as _aura_g, \
+         lateral aura_source.judge(_aura_g.query, {images}, $3, $4, $5, $6, $7, $8, $9) as _aura_r"
     )
 }
 
@@ -174,6 +163,17 @@ fn push_quoted(text: &mut String, value: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn r_rls_5_the_function_becomes_an_identity_as_a_statement_does() {
+        let settings = |text: &'static str| -> Vec<&str> {
+            let calls = text.split("pg_catalog.set_config(").skip(1);
+            calls.filter_map(|call| call.split('\'').nth(1)).collect()
+        };
+        let bootstrap = include_str!("../admin/bootstrap.sql");
+        assert_eq!(settings(BECOME), settings(bootstrap));
+        assert!(settings(BECOME).contains(&"request.jwt.claims"));
+    }
 
     #[test]
     fn values_can_t_leave_their_field() {
