@@ -169,6 +169,8 @@ async fn authenticate(headers: &HeaderMap, state: &AppState, wanted: Option<Proj
         (Some(id), _) => id,
         (None, wanted) => match (Verifier::verify_platform(&state.settings().platform_secret, token), wanted) {
             (Ok(_), _) => return Ok(Caller::Platform),
+            // The signature was the platform's: whose project is asked for doesn't matter.
+            (Err(AuthError::Expired), _) => return Err(AuthError::Expired.into()),
             (Err(_), Some(wanted)) => wanted,
             (Err(error), None) => return Err(error.into()),
         },

@@ -14,7 +14,7 @@ use axum::{
     body::{Body, to_bytes},
     http::{HeaderMap, Method, Request, StatusCode},
 };
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
@@ -190,6 +190,13 @@ impl Platform {
             service: text("service_role_key")?,
             secret: text("jwt_secret")?.into(),
         })
+    }
+
+    /// A platform key whose time is over.
+    pub(crate) fn expired_platform_key(&self) -> String {
+        let claims = json!({"iss": "aura", "role": "platform_admin", "exp": 1});
+        let secret = self.settings.platform_secret.expose_secret();
+        crate::credentials::signed(&json!({"alg": "HS256", "typ": "JWT"}), &claims, secret.as_bytes())
     }
 
     /// Runs SQL in the source as superuser.

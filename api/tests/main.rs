@@ -1,9 +1,11 @@
 //! The control plane on a real PostgreSQL, with a worker played by the test.
 
+mod credentials;
 mod document;
 mod engines;
 mod harness;
 mod keys;
+mod permission;
 mod process;
 mod projects;
 mod sources;
