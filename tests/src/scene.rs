@@ -1,6 +1,8 @@
 //! The usual scene: the production binaries, one project whose table `events` is live, somebody who watches it, and the
 //! account of what was committed.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result};
 use aura_testkit::{Flow, SlotWatch, TcpProxy};
 use tokio_postgres::Client as Sql;
@@ -110,6 +112,18 @@ impl Scene {
         let arrived = self.subscriber.wait(self.ledger.last()).await;
         arrived.with_context(|| self.split.logs())?;
         self.ledger.audit(&self.subscriber.seen())
+    }
+
+    /// The same where the last rows may be among the lost: commits one row after the other until one of them arrives.
+    pub async fn arrives_again(&mut self) -> Result<Audit> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.insert(1).await?;
+            let arrived = self.subscriber.wait_within(self.ledger.last(), Duration::from_millis(500)).await;
+            if arrived.is_ok() || Instant::now() >= deadline {
+                return arrived.and_then(|()| self.ledger.audit(&self.subscriber.seen()));
+            }
+        }
     }
 
     /// The same, and nothing is missing.

@@ -181,8 +181,8 @@ async fn peers_4_e_a_second_worker_gets_the_slot_of_one_that_cannot_drain() -> R
     let next = scene.slot.wait(Duration::from_secs(4 + 2), handed_over).await;
     next.with_context(|| format!("{}\n{}", scene.split.logs(), second.process.lines().join("\n")))?;
     scene.split.nats.resume()?;
-    // A bus that was stopped tells the new leader of nobody: what the front misses meanwhile is announced.
-    let arrived = scene.arrives().await;
+    // A bus that was stopped tells the new leader of nobody: what the front misses meanwhile, maybe all, is announced.
+    let arrived = scene.arrives_again().await;
     arrived.map(drop).with_context(|| second.process.lines().join("\n"))
 }
 

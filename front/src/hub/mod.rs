@@ -17,7 +17,7 @@ use tokio::{sync::watch, time::Instant};
 
 use routes::{BindingKey, Routes};
 pub(crate) use routes::{Route, Topic};
-use sequence::{Sequence, Verdict};
+use sequence::Sequence;
 pub(crate) use task::HubRunner;
 
 use crate::sink::{ChannelSink, encode_broadcast, encode_gap};
@@ -145,12 +145,9 @@ impl Hub {
         self.routes().sequence.is_past(epoch)
     }
 
-    fn judge(&self, epoch: Epoch, seq: u64) -> Verdict {
-        self.routes().sequence.message(epoch, seq)
-    }
-
-    fn check_tail(&self) {
-        let lost = self.routes().sequence.tail_lost(Instant::now());
+    /// Once what waits was released.
+    fn check_tail(&self, now: Instant) {
+        let lost = self.routes().sequence.tail_lost(now);
         if lost {
             self.announce_loss(GapReason::Bus);
         }

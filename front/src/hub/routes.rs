@@ -3,6 +3,7 @@ use std::{
     sync::Arc,
 };
 
+use aura_bus::Message;
 use aura_domain::{Position, SubId};
 use aura_wire::{GapEnvelope, IncomingChange};
 
@@ -74,7 +75,7 @@ pub(crate) struct Routes {
     by_sub_id: HashMap<SubId, Vec<BindingKey>>,
     members: HashMap<Topic, Vec<Arc<ChannelSink>>>,
     next_key: BindingKey,
-    pub(crate) sequence: Sequence,
+    pub(crate) sequence: Sequence<Message>,
 }
 
 /// A broadcast topic: public and private channels of one name are separate (supabase-wire.md §4.1).

@@ -10,11 +10,14 @@ use aura_wire::{ChannelMessage, GapEnvelope, GapReason, IncomingChange, decode_t
 use futures_util::FutureExt as _;
 use tokio::{
     task::unconstrained,
-    time::{MissedTickBehavior, interval, timeout},
+    time::{Instant, MissedTickBehavior, interval, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Hub, Topic, Verdict};
+use super::{
+    Hub, Topic,
+    sequence::{Released, Sequence, Verdict},
+};
 
 /// Between two tries to subscribe, and longest wait for the bus to register it.
 const RETRY: Duration = Duration::from_millis(250);
@@ -164,10 +167,15 @@ impl HubTask {
                         let Some(message) = message else { return Unused::No };
                         self.message(&message);
                     }
-                    heard.into_iter().for_each(|led| self.hub.take_in(led));
+                    if let Some(led) = heard {
+                        self.before(led.0);
+                        self.hub.take_in(led);
+                    }
                 }
                 _ = tick.tick() => {
-                    self.hub.check_tail();
+                    let now = Instant::now();
+                    self.release(|sequence| sequence.release(now));
+                    self.hub.check_tail(now);
                     idle = if self.in_use() { 0 } else { idle + 1 };
                     if idle > LINGER_TICKS && self.retire() {
                         return Unused::Yes;
@@ -213,14 +221,43 @@ impl HubTask {
         if change.source != source || message.headers.source.is_some_and(|named| named != source) {
             return Err("foreign_source");
         }
-        match self.hub.judge(epoch, change.seq) {
-            Verdict::Repeat => return Ok(()),
-            Verdict::Jump => self.hub.announce_loss(GapReason::Bus),
-            Verdict::Next => {}
+        self.before(epoch);
+        let (verdict, now) = (self.hub.routes().sequence.message(epoch, change.seq), Instant::now());
+        match verdict {
+            Verdict::Next => self.deliver(&change),
+            Verdict::Ahead => {
+                self.hub.routes().sequence.hold(change.seq, message.clone(), message.payload.len(), now);
+            }
+            Verdict::Repeat => {}
         }
-        let messages = self.hub.routes().deliver(&change);
-        metrics::counter!("front_changes_sent_total").increment(messages as u64);
+        self.release(|sequence| sequence.release(now));
         Ok(())
+    }
+
+    fn deliver(&self, change: &IncomingChange<'_>) {
+        let messages = self.hub.routes().deliver(change);
+        metrics::counter!("front_changes_sent_total").increment(messages as u64);
+    }
+
+    /// Delivers what waited for others.
+    fn release(&self, next: impl Fn(&mut Sequence<Message>) -> Option<Released<Message>>) {
+        loop {
+            let Some(released) = next(&mut self.hub.routes().sequence) else { return };
+            if released.after_loss {
+                self.hub.announce_loss(GapReason::Bus);
+            }
+            // It was decoded before it was held.
+            if let Ok(change) = IncomingChange::decode(&released.message.payload) {
+                self.deliver(&change);
+            }
+        }
+    }
+
+    /// Before anything of an epoch: what waits for messages of an older one waits in vain.
+    fn before(&self, epoch: Epoch) {
+        if self.hub.routes().sequence.is_new(epoch) {
+            self.release(Sequence::release_all);
+        }
     }
 
     fn gap(&self, message: &Message) -> Result<(), &'static str> {

@@ -125,6 +125,40 @@ async fn r_frt_4_a_jump_of_seq_is_announced_and_a_repeat_is_dropped() {
     client.expect_nothing().await;
 }
 
+/// A worker whose connection to the bus broke in mid-batch: what its client still held comes first, then the whole batch.
+#[tokio::test]
+async fn r_ack_1_a_batch_that_comes_again_behind_its_own_end_is_no_gap() {
+    let rig = Rig::start().await;
+    let mut client = rig.subscriber("t", "alice").await;
+    let allowed = [rig.leader.sub_id("t", "alice")];
+    for seq in [1, 4, 5, 2, 3, 4, 5, 6] {
+        rig.change(seq, "t", &allowed).await;
+    }
+    for id in 1..=6 {
+        assert_eq!(client.next().await.payload["data"]["record"]["id"], id);
+    }
+    client.expect_nothing().await;
+}
+
+/// A leader of a new epoch sends nothing of the old one again.
+#[tokio::test]
+async fn r_lease_2_what_waits_for_a_message_of_a_past_epoch_is_delivered_behind_a_gap() {
+    let rig = Rig::start().await;
+    let mut client = rig.subscriber("t", "alice").await;
+    let allowed = [rig.leader.sub_id("t", "alice")];
+    rig.change(1, "t", &allowed).await;
+    rig.change(3, "t", &allowed).await;
+    let mut next = change(1, 4, "t", &allowed);
+    next.headers.epoch = Some(Epoch(2));
+    rig.publish(next).await;
+    assert_eq!(client.next().await.payload["data"]["record"]["id"], 1);
+    assert!(is_gap(&client.next().await.payload, "bus"));
+    for id in [3, 4] {
+        assert_eq!(client.next().await.payload["data"]["record"]["id"], id);
+    }
+    client.expect_nothing().await;
+}
+
 #[tokio::test]
 async fn r_frt_4_a_lost_tail_is_announced() {
     let rig = Rig::start().await;
