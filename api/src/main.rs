@@ -8,7 +8,10 @@ use aura_bus::{NatsBus, NatsOptions};
 use aura_domain::EngineReport;
 use aura_kit::{
     Cap, Component, Configuration, PlatformArgs, PlatformKeyArgs, Problems, ShutdownArgs, ShutdownHandle,
-    TelemetryArgs, config::ListenArgs, http, http::Server,
+    TelemetryArgs,
+    config::{KeyLimitArgs, LimitArgs, ListenArgs},
+    http,
+    http::Server,
 };
 use aura_store::{MasterKey, Store};
 use clap::Parser;
@@ -27,6 +30,10 @@ struct Config {
     listen: SocketAddr,
     #[command(flatten)]
     listening: ListenArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
+    #[command(flatten)]
+    key_limits: KeyLimitArgs,
     #[command(flatten)]
     telemetry: TelemetryArgs,
     #[command(flatten)]
@@ -73,7 +80,8 @@ async fn serve(config: Config, shutdown: ShutdownHandle) -> Result<Vec<EngineRep
         let cancelled = stop.clone();
         tokio::join!(running.run(stop), cancelled.run_until_cancelled(bus));
     });
-    let server = Server::start(listener, api.router(), &shutdown)?;
+    let limits = config.limits.limits(&config.listening, Some(&config.key_limits));
+    let server = Server::start(listener, api.router(), limits, &shutdown)?;
     shutdown.token().cancelled().await;
     let phases = shutdown.phases();
     phases.run("requests", Cap::Leaving(AFTER_REQUESTS), server.finished()).await;

@@ -2,7 +2,10 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 use aura_domain::EngineReport;
-use aura_kit::{Component, PlatformArgs, PlatformKeyArgs, Problems, ShutdownArgs, ShutdownHandle, config::ListenArgs};
+use aura_kit::{
+    Component, PlatformArgs, PlatformKeyArgs, Problems, ShutdownArgs, ShutdownHandle,
+    config::{KeyLimitArgs, LimitArgs, ListenArgs},
+};
 use aura_worker::{WorkerArgs, WorkerSettings};
 
 use crate::stack::{Lease, Stack, StackConfig};
@@ -21,6 +24,10 @@ pub(crate) struct ServeOptions {
     listen: SocketAddr,
     #[command(flatten)]
     listening: ListenArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
+    #[command(flatten)]
+    key_limits: KeyLimitArgs,
     #[command(flatten)]
     shutdown: ShutdownArgs,
 }
@@ -58,6 +65,7 @@ impl ServeOptions {
             source: self.worker.shared_source(),
             lease: Lease::Chosen(Box::new(self.worker.clone())),
             worker: WorkerSettings { drain_timeout: self.shutdown.drain_timeout, ..self.worker.settings() },
+            limits: self.limits.limits(&self.listening, Some(&self.key_limits)),
         }
     }
 }

@@ -10,7 +10,7 @@ use aura_domain::EngineReport;
 use aura_front::{Front, FrontDeps, FrontSettings};
 use aura_kit::{
     Cap, Component, Metrics, Probes, Report, ShutdownHandle,
-    http::{Server, with_layers},
+    http::{Limits, Server, with_layers},
 };
 use aura_lease::{LeaseBackend, NoLease};
 use aura_store::{MasterKey, NewSource, PostgresLease, Store};
@@ -35,6 +35,7 @@ pub(crate) struct StackConfig {
     pub(crate) source: Option<NewSource>,
     pub(crate) lease: Lease,
     pub(crate) worker: WorkerSettings,
+    pub(crate) limits: Limits,
 }
 
 /// Longest time for answers to leave and connections to be given back.
@@ -58,6 +59,7 @@ pub(crate) struct Stack {
     front: Front,
     worker: Worker,
     router: Router,
+    limits: Limits,
     platform_jwt_secret: SecretString,
 }
 
@@ -93,7 +95,8 @@ impl Stack {
         let api = Api::new(ApiDeps { store: store.clone(), bus: Some(bus), settings });
         let api = api.with_probes(probes(&store, &worker)?.until(shutdown));
         let router = api.router().merge(front.router());
-        Ok(Self { store, api, front, worker, router, platform_jwt_secret: config.platform_jwt_secret })
+        let platform_jwt_secret = config.platform_jwt_secret;
+        Ok(Self { store, api, front, worker, router, limits: config.limits, platform_jwt_secret })
     }
 
     /// The platform database.
@@ -132,7 +135,7 @@ impl Stack {
         // The front outlives its sockets, which outlive the trigger.
         let stopped = sockets_closed.clone();
         let front = shutdown.spawn("front", async move { front.run(stopped).await });
-        let server = Server::start(listener, self.router, shutdown)?;
+        let server = Server::start(listener, self.router, self.limits, shutdown)?;
         stop.cancelled().await;
         let phases = shutdown.phases();
         let sockets = async {

@@ -8,7 +8,10 @@ use aura_domain::EngineReport;
 use aura_front::{Front, FrontDeps, FrontSettings};
 use aura_kit::{
     Cap, Component, Configuration, Metrics, PlatformArgs, Probes, Problems, Report, ShutdownArgs, ShutdownHandle,
-    TelemetryArgs, config::ListenArgs, http, http::Server,
+    TelemetryArgs,
+    config::{LimitArgs, ListenArgs},
+    http,
+    http::Server,
 };
 use aura_store::{MasterKey, Store};
 use clap::Parser;
@@ -26,6 +29,8 @@ struct Config {
     telemetry: TelemetryArgs,
     #[command(flatten)]
     listener: ListenArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
     /// Address of the sockets, and of /health, /ready and /metrics.
     #[arg(long, env = "AURA_FRONT_LISTEN", default_value = "127.0.0.1:8081")]
     listen: SocketAddr,
@@ -89,7 +94,8 @@ async fn build(config: &Config, shutdown: &ShutdownHandle) -> Result<(Front, Ser
     let front = Front::new(FrontDeps { store: store.clone(), bus: Arc::clone(&bus), sub_id_key, settings });
     let probes = probes(metrics, store, bus, front.clone()).until(shutdown);
     let listener = http::bind(config.listen).await.component("http")?;
-    let server = Server::start(listener, front.router().merge(probes.router()), shutdown)?;
+    let limits = config.limits.limits(&config.listener, None);
+    let server = Server::start(listener, front.router().merge(probes.router()), limits, shutdown)?;
     Ok((front, server))
 }
 

@@ -7,7 +7,8 @@ use aura_bus::{NatsBus, NatsOptions, SharedBus};
 use aura_domain::EngineReport;
 use aura_kit::{
     Cap, Component, Configuration, Environment, Metrics, PlatformArgs, PlatformKeyArgs, Probes, Problems, Report,
-    ShutdownArgs, ShutdownHandle, TelemetryArgs, http, http::Server,
+    ShutdownArgs, ShutdownHandle, TelemetryArgs, http,
+    http::{Limits, Server},
 };
 use aura_store::{MasterKey, Store};
 use aura_worker::{Worker, WorkerArgs, WorkerDeps, WorkerSettings, WorkerStatus};
@@ -101,7 +102,7 @@ async fn build(config: &Config, shutdown: &ShutdownHandle) -> Result<(Worker, Se
     let probes = probes(metrics, worker.status(), store).until(shutdown);
     let router = router(probes, worker.status()).merge(worker.routes(config.platform_secret()));
     let listener = http::bind(config.listen).await.component("http")?;
-    Ok((worker, Server::start(listener, router, shutdown)?))
+    Ok((worker, Server::start(listener, router, Limits::off(), shutdown)?))
 }
 
 fn router(probes: Probes, status: WorkerStatus) -> Router {

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use aura_domain::EngineReport;
-use aura_kit::ShutdownHandle;
+use aura_kit::{ShutdownHandle, http::Limits};
 use aura_store::{NewSource, Store};
 use aura_worker::{WorkerSettings, WorkerStatus};
 use secrecy::ExposeSecret;
@@ -172,6 +172,7 @@ impl Session {
             // wait for a lease to expire.
             lease: if existing.is_none() { Lease::Ours } else { Lease::Shared },
             worker: WorkerSettings { drain_timeout: DRAIN_TIMEOUT, ..WorkerSettings::default() },
+            limits: Limits::off(),
         })
     }
 

@@ -4,7 +4,8 @@ use std::{future::pending, net::SocketAddr, process::ExitCode, time::Duration};
 
 use aura_domain::EngineReport;
 use aura_kit::{
-    Cap, Configuration, Failure, Metrics, Probes, Problems, ShutdownArgs, ShutdownHandle, TelemetryArgs, http::Server,
+    Cap, Configuration, Failure, Metrics, Probes, Problems, ShutdownArgs, ShutdownHandle, TelemetryArgs,
+    http::{Limits, Server},
 };
 use axum::{Router, routing::get};
 use clap::Parser;
@@ -53,7 +54,7 @@ async fn run(config: Config, shutdown: ShutdownHandle) -> anyhow::Result<Vec<Eng
     let probes = Probes::new(Metrics::install()?).until(&shutdown);
     let router = Router::new().route("/work", get(|| async { "done" })).merge(probes.router());
     let listener = aura_kit::http::bind(config.listen).await?;
-    let server = Server::start(listener, router, &shutdown)?;
+    let server = Server::start(listener, router, Limits::off(), &shutdown)?;
     match config.habit {
         Habit::Blocks => block(),
         Habit::Fails => shutdown.fail(Failure::new("sink", "it is full")),

@@ -60,6 +60,8 @@ codes! {
     SourceNotFound = "source_not_found", 404, false, "No such source";
     /// The path exists, the verb doesn't.
     MethodNotAllowed = "method_not_allowed", 405, false, "This path does not take that method";
+    /// The body didn't arrive in 10 s.
+    RequestTimeout = "request_timeout", 408, true, "The request took too long to arrive";
     /// A project of that name exists.
     ProjectExists = "project_exists", 409, false, "A project of that name exists";
     /// A source of that name exists.

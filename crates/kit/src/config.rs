@@ -2,7 +2,13 @@
 
 use std::net::SocketAddr;
 
+use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
+
+use crate::http::{
+    Limits,
+    client::{TrustedProxies, network},
+};
 
 /// The master key of `AURA_ENV=dev` when none is set. Production refuses it.
 pub const DEV_MASTER_KEY: &str = "aura-development-master-key-do-not-use";
@@ -146,6 +152,42 @@ impl ListenArgs {
                 "{name}={address} is public and plain text: set AURA_BEHIND_TLS=true if a proxy adds TLS"
             ));
         }
+    }
+}
+
+/// How often a client may ask.
+#[derive(Debug, Clone, clap::Args)]
+pub struct LimitArgs {
+    /// Requests a second that one address may make for long, ten times as many at once; 0 = no limit.
+    #[arg(long, env = "AURA_RATE_LIMIT_ADDRESS", default_value_t = 2000, value_name = "PER_SECOND")]
+    pub rate_limit_address: u32,
+    /// Networks of the proxies in front, separated by commas: whom they name in X-Forwarded-For is the client. Anybody
+    /// else's word for it is ignored.
+    #[arg(long, env = "AURA_TRUSTED_PROXIES", value_delimiter = ',', value_parser = network, value_name = "NETWORKS")]
+    pub trusted_proxies: Vec<IpNet>,
+}
+
+/// The same for the control plane, which knows whose a key is.
+#[derive(Debug, Clone, clap::Args)]
+pub struct KeyLimitArgs {
+    /// Requests a second to /v1 that one key may make for long, ten times as many at once; 0 = no limit.
+    #[arg(long, env = "AURA_RATE_LIMIT_KEY", default_value_t = 500, value_name = "PER_SECOND")]
+    pub rate_limit_key: u32,
+}
+
+impl LimitArgs {
+    /// The limits. Behind a proxy of which nothing is known all clients have one address, so there addresses aren't limited.
+    pub fn limits(&self, listening: &ListenArgs, per_key: Option<&KeyLimitArgs>) -> Limits {
+        let unknown = listening.behind_tls && self.trusted_proxies.is_empty();
+        if unknown && self.rate_limit_address > 0 {
+            tracing::warn!(
+                "AURA_BEHIND_TLS is set and AURA_TRUSTED_PROXIES is not: requests are not limited by address, since all have \
+                 the proxy's"
+            );
+        }
+        let per_address = if unknown { 0 } else { self.rate_limit_address };
+        let per_key = per_key.map_or(0, |args| args.rate_limit_key);
+        Limits::new(per_address, per_key, TrustedProxies::new(self.trusted_proxies.clone()))
     }
 }
 

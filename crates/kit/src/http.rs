@@ -1,5 +1,9 @@
 //! Listening, serving and the layers that every HTTP surface has.
 
+mod accept;
+pub mod client;
+pub mod rate;
+
 use std::{any::Any, net::SocketAddr};
 
 use axum::{
@@ -8,14 +12,15 @@ use axum::{
     extract::{DefaultBodyLimit, Request, State},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    serve::ListenerExt,
 };
 use http::{HeaderValue, Version, header};
 use tokio::{net::TcpListener, task::JoinHandle, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower_http::catch_panic::CatchPanicLayer;
 
-use crate::{Code, Failure, Problem, ShutdownHandle, request_id};
+pub use rate::Limits;
+
+use crate::{Code, Problem, ShutdownHandle, request_id};
 
 /// Largest body in bytes unless a route says otherwise.
 pub const BODY_LIMIT: usize = 1024 * 1024;
@@ -48,6 +53,11 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
 /// Adds what every surface has: request id, a log line per request, panics and unknown routes as problems, a body limit.
 /// Apply it last, after merging routers.
 pub fn with_layers(router: Router) -> Router {
+    limited(router, Limits::off())
+}
+
+/// The same, and nobody asks more often than `limits` allow.
+fn limited(router: Router, limits: Limits) -> Router {
     router
         .fallback(|| async { Problem::new(Code::RouteNotFound, "No route has this path.") })
         .method_not_allowed_fallback(|| async {
@@ -55,6 +65,7 @@ pub fn with_layers(router: Router) -> Router {
         })
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
         .layer(CatchPanicLayer::custom(panicked))
+        .layer(middleware::from_fn_with_state(limits, Limits::pass))
         .layer(middleware::from_fn(log_request))
         .layer(middleware::from_fn(request_id::layer))
 }
@@ -101,24 +112,21 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `router` within [`with_layers`].
+    /// Serves `router` within [`with_layers`], to each client as often as `limits` allow.
     ///
     /// # Errors
     /// The listener has no address.
-    pub fn start(listener: TcpListener, router: Router, shutdown: &ShutdownHandle) -> std::io::Result<Self> {
+    pub fn start(
+        listener: TcpListener,
+        router: Router,
+        limits: Limits,
+        shutdown: &ShutdownHandle,
+    ) -> std::io::Result<Self> {
         tracing::info!(address = %listener.local_addr()?, "listening");
         let gate = Gate { shutdown: shutdown.clone(), inside: TaskTracker::new() };
-        let router = with_layers(router.layer(middleware::from_fn_with_state(gate.clone(), Gate::pass)));
-        let service = router.into_make_service_with_connect_info::<SocketAddr>();
-        // A message to a socket must not wait for the acknowledgement of the one before it.
-        let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
-        let (leave, shutdown) = (CancellationToken::new(), shutdown.clone());
-        let server = axum::serve(listener, service).with_graceful_shutdown(leave.clone().cancelled_owned());
-        let serving = tokio::spawn(async move {
-            if let Err(error) = server.await {
-                shutdown.fail(Failure::new("http", error.to_string()));
-            }
-        });
+        let router = router.layer(middleware::from_fn_with_state(gate.clone(), Gate::pass));
+        let leave = CancellationToken::new();
+        let serving = tokio::spawn(accept::serve(listener, limited(router, limits), leave.clone()));
         Ok(Self { gate, leave, serving })
     }
 

@@ -1,6 +1,6 @@
 //! Bodies as JSON, with our errors.
 
-use std::{fmt, marker::PhantomData};
+use std::{fmt, marker::PhantomData, time::Duration};
 
 use axum::{
     body::HttpBody,
@@ -11,11 +11,16 @@ use serde::{
     Deserialize, Deserializer, Serialize,
     de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
 };
+use tokio::time::timeout;
 
 use crate::{Code, Problem};
 
-/// A JSON body: 415 for another content type, 400 for what isn't JSON, 422 for JSON of another shape. Refuse unknown
-/// fields with `#[serde(deny_unknown_fields)]` on `T`.
+/// Longest time for a body to arrive; at [`crate::http::BODY_LIMIT`] that is a slow telephone line.
+const ARRIVAL: Duration = Duration::from_secs(10);
+
+/// A JSON body: 415 for another content type, 400 for what isn't JSON or is nested deeper than 127 (`serde_json`'s limit),
+/// 408 for one that doesn't arrive, 413 for one over the path's limit, 422 for JSON of another shape. Refuse unknown fields
+/// with `#[serde(deny_unknown_fields)]` on `T`.
 #[derive(Debug, Clone, Copy)]
 pub struct Json<T>(pub T);
 
@@ -23,9 +28,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        match <axum::Json<Object<T>> as FromRequest<S>>::from_request(request, state).await {
-            Ok(axum::Json(Object(body))) => Ok(Self(body)),
-            Err(rejection) => Err(problem(&rejection)),
+        match timeout(ARRIVAL, <axum::Json<Object<T>> as FromRequest<S>>::from_request(request, state)).await {
+            Ok(Ok(axum::Json(Object(body)))) => Ok(Self(body)),
+            Ok(Err(rejection)) => Err(problem(&rejection)),
+            Err(_) => Err(Problem::new(Code::RequestTimeout, "The body did not arrive in 10 s.")),
         }
     }
 }

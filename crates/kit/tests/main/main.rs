@@ -1,5 +1,6 @@
 //! What every binary gets from the kit.
 
+mod limits;
 mod problems;
 mod process;
 mod server;

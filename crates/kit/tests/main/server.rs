@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Result;
-use aura_kit::{ShutdownHandle, http::Server};
+use aura_kit::{
+    ShutdownHandle,
+    http::{Limits, Server},
+};
 use aura_testkit::{eventually, http_status};
 use axum::{Router, routing::get};
 use tokio::{net::TcpListener, sync::Notify, time::timeout};
@@ -23,7 +26,7 @@ async fn a_request_in_flight_is_finished_and_a_new_one_refused() -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let port = listener.local_addr()?.port();
     let shutdown = ShutdownHandle::new(SOON);
-    let server = Server::start(listener, Router::new().route("/slow", get(slow)), &shutdown)?;
+    let server = Server::start(listener, Router::new().route("/slow", get(slow)), Limits::off(), &shutdown)?;
     let request = tokio::spawn(http_status(port, "/slow"));
     entered.notified().await;
     shutdown.trigger();
