@@ -19,6 +19,8 @@ use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
 
+use crate::contract;
+
 /// Patience with what should happen at once.
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 
@@ -123,12 +125,16 @@ impl Call<'_> {
     }
 
     pub(crate) async fn send(self) -> Result<Reply> {
-        let response = self.platform.router.clone().oneshot(self.request.body(self.body)?).await?;
+        let request = self.request.body(self.body)?;
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let response = self.platform.router.clone().oneshot(request).await?;
         let (parts, body) = response.into_parts();
         let bytes = to_bytes(body, 4 << 20).await?;
         let body = serde_json::from_slice(&bytes)
             .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned()));
-        Ok(Reply { status: parts.status, headers: parts.headers, body })
+        let reply = Reply { status: parts.status, headers: parts.headers, body };
+        contract::check(&method, &path, &reply)?;
+        Ok(reply)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The control plane on a real PostgreSQL, with a worker played by the test.
 
+mod contract;
 mod credentials;
 mod document;
 mod engines;

@@ -33,6 +33,7 @@ pub(crate) struct EngineView {
     /// Code or text that goes with the state.
     reason: Option<String>,
     /// When it entered the state, RFC 3339.
+    #[schema(format = DateTime)]
     since: String,
     /// Rises with each worker that takes over.
     epoch: Epoch,
@@ -111,8 +112,10 @@ struct OperationView {
     /// What was asked.
     kind: OperationKind,
     /// RFC 3339.
+    #[schema(format = DateTime)]
     started_at: String,
     /// RFC 3339.
+    #[schema(format = DateTime)]
     deadline_at: String,
     /// Until the deadline; 0 = it has passed.
     remaining_ms: i64,

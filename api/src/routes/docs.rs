@@ -8,6 +8,8 @@ const STUDIO_LATER: &str = "<!doctype html><meta charset=\"utf-8\"><title>aura-r
     <p>Studio comes with a later version. The API reference is at <a href=\"/docs\">/docs</a>.</p>";
 
 /// This document.
+///
+/// As this version of the program serves it.
 #[utoipa::path(
     get,
     path = "/openapi.json",

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use aura_domain::{EngineReport, OnDeadline};
-use aura_kit::{Code, Json, Problem, problem::ProblemBody};
+use aura_kit::{Code, Json, Problem};
 use aura_store::{Caller, Source};
 use axum::{
     extract::{Path, State},
@@ -16,6 +16,7 @@ use crate::{
     access::Platform,
     engine::{self, EngineView, StopTerms, Stopped},
     error::{ApiError, Result},
+    openapi::ASKS_SOURCE,
     routes::{engines::show, sources::find_source},
     state::AppState,
     toggle::wait,
@@ -68,6 +69,7 @@ pub(crate) struct Nothing {}
     path = "/v1/engines/{source}/start",
     operation_id = "start_engine",
     tag = "engines",
+    extensions(("x-codes" = json!([Code::EngineStateConflict, Code::SlotInUseByOther]))),
     params(
         ("source" = String, Path, description = "Id or name of the source", example = "shared"),
         ("prefer" = Option<String>, Header, description = "`wait=<seconds>`", example = "wait=5")
@@ -77,9 +79,7 @@ pub(crate) struct Nothing {}
     responses(
         (status = 200, description = "It runs", body = EngineView),
         (status = 202, description = "It is to run, and doesn't yet", body = EngineView, headers(("Location" = String, description = "Where to look"))),
-        (status = 409, description = "`engine_state_conflict`: a stop is under way, or the slot is held; the problem has `state`, `legal_verbs` and `retry_after_ms`. `slot_in_use_by_other`: the problem has `pid` and `application_name`", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 409, description = "`engine_state_conflict`: a stop is under way, or the slot is held; the problem has `state`, `legal_verbs` and `retry_after_ms`. `slot_in_use_by_other`: the problem has `pid` and `application_name`")
     )
 )]
 pub(crate) async fn start_engine(
@@ -115,10 +115,8 @@ pub(crate) async fn start_engine(
     responses(
         (status = 200, description = "It is stopped: how its last run ended", body = EngineReport),
         (status = 202, description = "Its slot wasn't seen free yet: `state`, `reason` and `conditions` say why", body = EngineView, headers(("Location" = String, description = "Where to look"))),
-        (status = 422, description = "`deadline_ms` is out of range, or a field is unknown", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 503, description = "The platform database can't be reached: nothing was asked of the engine, or what came of it is not known", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 422, description = "`deadline_ms` is out of range, or a field is unknown"),
+        (status = 503, description = "The platform database can't be reached: nothing was asked of the engine, or what came of it is not known")
     )
 )]
 pub(crate) async fn stop_engine(
@@ -149,15 +147,14 @@ pub(crate) async fn stop_engine(
     path = "/v1/engines/{source}/force-close",
     operation_id = "force_close_engine",
     tag = "engines",
+    extensions(("x-codes" = json!([Code::SlotInUseByOther]))),
     params(("source" = String, Path, description = "Id or name of the source", example = "shared")),
     request_body(content = Option<Nothing>, example = json!({})),
     security(("apikey" = []), ("bearer" = [])),
     responses(
         (status = 200, description = "It is stopped: how its last run ended", body = EngineReport),
         (status = 202, description = "Its slot wasn't seen free yet: `state`, `reason` and `conditions` say why", body = EngineView, headers(("Location" = String, description = "Where to look"))),
-        (status = 409, description = "`slot_in_use_by_other`: the problem has `pid` and `application_name`; it was left alone", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 409, description = "`slot_in_use_by_other`: the problem has `pid` and `application_name`; it was left alone")
     )
 )]
 pub(crate) async fn force_close_engine(
@@ -185,15 +182,14 @@ pub(crate) async fn force_close_engine(
     path = "/v1/engines/{source}/recreate-slot",
     operation_id = "recreate_slot",
     tag = "engines",
+    extensions(("x-codes" = json!([ASKS_SOURCE, Code::EngineStateConflict, Code::SlotNotLost]))),
     params(("source" = String, Path, description = "Id or name of the source", example = "shared")),
     request_body(content = Option<Nothing>, example = json!({})),
     security(("apikey" = []), ("bearer" = [])),
     responses(
         (status = 202, description = "The engine will make a new slot", body = EngineView, headers(("Location" = String, description = "Where to look"))),
-        (status = 409, description = "`engine_state_conflict`: the engine runs, or is being stopped. `slot_not_lost`: the slot is there", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 503, description = "The source can't be reached", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 409, description = "`engine_state_conflict`: the engine runs, or is being stopped. `slot_not_lost`: the slot is there"),
+        (status = 503, description = "The source can't be reached")
     )
 )]
 pub(crate) async fn recreate_slot(

@@ -1,5 +1,5 @@
 use aura_domain::Position;
-use aura_kit::{Json, problem::ProblemBody};
+use aura_kit::Json;
 use aura_store::{Gap, Source};
 use axum::{
     extract::{FromRequestParts, State},
@@ -55,9 +55,7 @@ impl FromRequestParts<AppState> for SourcePath {
     tag = "engines",
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "All of them", body = EnginePage),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 200, description = "All of them", body = EnginePage)
     )
 )]
 pub(crate) async fn list_engines(_: Platform, State(state): State<AppState>) -> Result<Json<EnginePage>> {
@@ -82,9 +80,7 @@ pub(crate) async fn list_engines(_: Platform, State(state): State<AppState>) -> 
     params(("source" = String, Path, description = "Id or name of the source", example = "shared")),
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "The engine", body = EngineView),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 200, description = "The engine", body = EngineView)
     )
 )]
 pub(crate) async fn get_engine(source: SourcePath, State(state): State<AppState>) -> Result<Json<EngineView>> {
@@ -116,6 +112,7 @@ pub(crate) struct GapView {
     #[schema(example = "slot_recreated")]
     reason: String,
     /// RFC 3339.
+    #[schema(format = DateTime)]
     created_at: String,
 }
 
@@ -147,6 +144,8 @@ pub(crate) struct GapQuery {
 }
 
 /// List announced losses.
+///
+/// Newest first. Each was sent to the subscribers it concerns.
 #[utoipa::path(
     get,
     path = "/v1/engines/{source}/gaps",
@@ -155,9 +154,7 @@ pub(crate) struct GapQuery {
     params(("source" = String, Path, description = "Id or name of the source", example = "shared"), GapQuery),
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "A page", body = GapPage),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 200, description = "A page", body = GapPage)
     )
 )]
 pub(crate) async fn list_gaps(

@@ -5,7 +5,7 @@ use aura_domain::{
     ChangeKind, Claims, EventFilter, SubscriptionSpec,
     explain::{Answer, Explanation, MadeUp, Question, Which},
 };
-use aura_kit::{Code, Json, Problem, problem::ProblemBody};
+use aura_kit::{Code, Json, Problem};
 use aura_store::Project;
 use axum::extract::State;
 use serde::Deserialize;
@@ -88,13 +88,12 @@ pub(crate) struct ChangeBody {
     path = "/v1/projects/{project}/explain",
     operation_id = "explain_change",
     tag = "projects",
+    extensions(("x-codes" = json!([Code::BusUnavailable, Code::EngineNotRunning, Code::SourceSlow]))),
     params(("project" = uuid::Uuid, Path, description = "Project id")),
     request_body = ExplainBody,
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "The ordered verdict", body = Explanation),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 200, description = "The ordered verdict", body = Explanation)
     )
 )]
 pub(crate) async fn explain_change(

@@ -73,5 +73,5 @@ pub(crate) fn router(state: AppState) -> Router {
 
 /// The OpenAPI document.
 pub(crate) fn document() -> OpenApi {
-    documented().split_for_parts().1
+    openapi::complete(documented().split_for_parts().1)
 }

@@ -1,6 +1,6 @@
 use aura_auth::{KeyRole, Minter};
 use aura_domain::{ProjectId, SourceId, SqlName};
-use aura_kit::{Code, Json, problem::ProblemBody};
+use aura_kit::{Code, Json};
 use aura_store::{CreatedProject, NewProject, Project, ProjectSettings, Source};
 use axum::{
     extract::State,
@@ -14,6 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::{
     access::{Platform, ProjectPath, name},
     error::{ApiError, Result},
+    openapi::ASKS_SOURCE,
     paging,
     routes::{Params, sources::find_source},
     state::AppState,
@@ -32,14 +33,16 @@ pub(crate) struct ProjectView {
     #[schema(value_type = uuid::Uuid)]
     id: ProjectId,
     /// Unique.
+    #[schema(example = "shop")]
     name: String,
     /// Physical main schema, the client's `public`.
-    #[schema(value_type = String)]
+    #[schema(value_type = String, example = "project_7c9e6679-7425-40de-944b-e07fc1f90ae7")]
     schema: SqlName,
     /// Id of its source.
     #[schema(value_type = uuid::Uuid)]
     source: SourceId,
     /// RFC 3339.
+    #[schema(format = DateTime)]
     created_at: String,
 }
 
@@ -57,10 +60,13 @@ pub(crate) struct CreatedView {
     #[serde(flatten)]
     project: ProjectView,
     /// For browsers: row security applies.
+    #[schema(example = "eyJhbGciOiJIUzI1NiJ9.anon.signature")]
     anon_key: String,
     /// For servers: administers the project. Keep it secret.
+    #[schema(example = "eyJhbGciOiJIUzI1NiJ9.service_role.signature")]
     service_role_key: String,
     /// Signs end users' tokens (HS256). Keep it secret.
+    #[schema(example = "43-characters-of-base64url")]
     jwt_secret: String,
 }
 
@@ -98,6 +104,8 @@ pub(crate) struct ProjectPage {
 }
 
 /// List projects.
+///
+/// By id. The page ends where `next_cursor` is null.
 #[utoipa::path(
     get,
     path = "/v1/projects",
@@ -106,9 +114,7 @@ pub(crate) struct ProjectPage {
     params(ListQuery),
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "A page", body = ProjectPage),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 200, description = "A page", body = ProjectPage)
     )
 )]
 pub(crate) async fn list_projects(
@@ -126,6 +132,8 @@ pub(crate) async fn list_projects(
 }
 
 /// Show a project.
+///
+/// Never its keys: those are shown once, when they are made.
 #[utoipa::path(
     get,
     path = "/v1/projects/{project}",
@@ -134,9 +142,7 @@ pub(crate) async fn list_projects(
     params(("project" = uuid::Uuid, Path, description = "Project id")),
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "The project", body = ProjectView),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 200, description = "The project", body = ProjectView)
     )
 )]
 pub(crate) async fn get_project(project: ProjectPath) -> Json<ProjectView> {
@@ -151,12 +157,11 @@ pub(crate) async fn get_project(project: ProjectPath) -> Json<ProjectView> {
     path = "/v1/projects",
     operation_id = "create_project",
     tag = "projects",
+    extensions(("x-codes" = json!([ASKS_SOURCE, Code::SourceNotFound, Code::ProjectExists, Code::SchemaTaken, Code::InvalidName, Code::SystemSchemaNotSupported]))),
     request_body = CreateProject,
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 201, description = "The project and its keys", body = CreatedView, headers(("Location" = String, description = "The project"))),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 201, description = "The project and its keys", body = CreatedView, headers(("Location" = String, description = "The project")))
     )
 )]
 pub(crate) async fn create_project(

@@ -1,10 +1,12 @@
-use aura_kit::{Code, Problem, Report, problem::ProblemBody};
+use aura_kit::{Code, Problem, Report};
 use axum::{extract::State, http::HeaderMap};
 use serde_json::json;
 
 use crate::{error::Result, state::AppState};
 
 /// Whether the process is of use.
+///
+/// 503 asks for a restart: nothing else mends it.
 #[utoipa::path(
     get,
     path = "/health",
@@ -20,6 +22,8 @@ pub(crate) async fn health(State(state): State<AppState>) -> Report {
 }
 
 /// Whether the process takes work now.
+///
+/// 503 from the instant in which it begins to end, and while it can't work.
 #[utoipa::path(
     get,
     path = "/ready",
@@ -35,14 +39,16 @@ pub(crate) async fn ready(State(state): State<AppState>) -> Report {
 }
 
 /// Metrics for Prometheus.
+///
+/// With a token where one is configured, as `Authorization: Bearer`.
 #[utoipa::path(
     get,
     path = "/metrics",
     operation_id = "metrics",
     tag = "service",
+    extensions(("x-codes" = json!([Code::MissingCredentials, Code::RouteNotFound]))),
     responses(
-        (status = 200, description = "Text format 0.0.4", body = String, content_type = "text/plain"),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json")
+        (status = 200, description = "Text format 0.0.4", body = String, content_type = "text/plain")
     )
 )]
 pub(crate) async fn metrics(State(state): State<AppState>, headers: HeaderMap) -> Result<String> {

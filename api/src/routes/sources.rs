@@ -1,5 +1,5 @@
 use aura_domain::SourceId;
-use aura_kit::{Code, Json, problem::ProblemBody};
+use aura_kit::{Code, Json};
 use aura_pgsource::SourceUrl;
 use aura_store::{NewSource, Plugin, SlotRecreate, Source, SourceChange};
 use axum::{
@@ -14,6 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::{
     access::Platform,
     error::{ApiError, Result},
+    openapi::ASKS_SOURCE,
     routes::{Params, engine_verbs::Request, engines::SourcePath},
     source::{Checked, Deleted, change, check, delete},
     state::AppState,
@@ -211,6 +212,8 @@ pub(crate) struct DeleteQuery {
 }
 
 /// List sources.
+///
+/// By name. What their engines do is at `/v1/engines`.
 #[utoipa::path(
     get,
     path = "/v1/sources",
@@ -218,9 +221,7 @@ pub(crate) struct DeleteQuery {
     tag = "sources",
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "All of them", body = SourcePage),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 200, description = "All of them", body = SourcePage)
     )
 )]
 pub(crate) async fn list_sources(_: Platform, State(state): State<AppState>) -> Result<Json<SourcePage>> {
@@ -237,16 +238,13 @@ pub(crate) async fn list_sources(_: Platform, State(state): State<AppState>) -> 
     path = "/v1/sources",
     operation_id = "create_source",
     tag = "sources",
+    extensions(("x-codes" = json!([Code::SourceExists]))),
     params(CreateQuery),
     request_body = CreateSource,
     security(("apikey" = []), ("bearer" = [])),
     responses(
         (status = 200, description = "Nothing was saved: what was found (`dry_run`)", body = Checked),
-        (status = 201, description = "The source", body = SourceView, headers(("Location" = String, description = "The source"))),
-        (status = 409, description = "`source_exists`", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 422, description = "A member is not what it must be", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 201, description = "The source", body = SourceView, headers(("Location" = String, description = "The source")))
     )
 )]
 pub(crate) async fn create_source(
@@ -266,6 +264,8 @@ pub(crate) async fn create_source(
 }
 
 /// Show a source.
+///
+/// What it was made from, without its URLs.
 #[utoipa::path(
     get,
     path = "/v1/sources/{source}",
@@ -274,9 +274,7 @@ pub(crate) async fn create_source(
     params(("source" = String, Path, description = "Id or name of the source", example = "shared")),
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "The source", body = SourceView),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 200, description = "The source", body = SourceView)
     )
 )]
 pub(crate) async fn get_source(source: SourcePath) -> Json<SourceView> {
@@ -292,15 +290,13 @@ pub(crate) async fn get_source(source: SourcePath) -> Json<SourceView> {
     path = "/v1/sources/{source}",
     operation_id = "update_source",
     tag = "sources",
+    extensions(("x-codes" = json!([Code::EngineStateConflict]))),
     params(("source" = String, Path, description = "Id or name of the source", example = "shared")),
     request_body = PatchSource,
     security(("apikey" = []), ("bearer" = [])),
     responses(
         (status = 200, description = "The source as it is now", body = SourceView),
-        (status = 409, description = "`engine_state_conflict`: stop its engine first; the problem has `state` and `legal_verbs`", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 422, description = "A member is not what it must be", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 409, description = "`engine_state_conflict`: stop its engine first; the problem has `state` and `legal_verbs`")
     )
 )]
 pub(crate) async fn update_source(
@@ -323,14 +319,13 @@ pub(crate) async fn update_source(
     path = "/v1/sources/{source}",
     operation_id = "delete_source",
     tag = "sources",
+    extensions(("x-codes" = json!([ASKS_SOURCE, Code::EngineStateConflict, Code::SourceInUse, Code::SlotInUseByOther]))),
     params(("source" = String, Path, description = "Id or name of the source", example = "orders"), DeleteQuery),
     security(("apikey" = []), ("bearer" = [])),
     responses(
         (status = 200, description = "It is deleted: what became of its slot and publication", body = Deleted),
-        (status = 409, description = "`engine_state_conflict`: stop its engine first. `source_in_use`: the problem has `projects`. `slot_in_use_by_other`: the problem has `pid` and `application_name`", body = ProblemBody, content_type = "application/problem+json"),
-        (status = 503, description = "`source_unreachable`: its slot would stay; `force=true` deletes it nevertheless", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 409, description = "`engine_state_conflict`: stop its engine first. `source_in_use`: the problem has `projects`. `slot_in_use_by_other`: the problem has `pid` and `application_name`"),
+        (status = 503, description = "`source_unreachable`: its slot would stay; `force=true` deletes it nevertheless")
     )
 )]
 pub(crate) async fn delete_source(
@@ -355,10 +350,7 @@ pub(crate) async fn delete_source(
     request_body = Option<PatchSource>,
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "What was found", body = Checked),
-        (status = 422, description = "A member is not what it must be", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 200, description = "What was found", body = Checked)
     )
 )]
 pub(crate) async fn validate_source(

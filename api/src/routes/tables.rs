@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use aura_domain::SqlName;
-use aura_kit::{Json, problem::ProblemBody};
+use aura_kit::Json;
 use aura_pgsource::admin::TableInfo;
 use aura_store::{Project, Registration, RegistrationFilter};
 use axum::extract::State;
@@ -11,6 +11,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::{
     access::{ProjectService, physical_schema},
     error::Result,
+    openapi::ASKS_SOURCE,
     paging,
     routes::Params,
     source::AdminLease,
@@ -45,17 +46,18 @@ pub(crate) struct TablePage {
 }
 
 /// List a project's tables with their realtime state.
+///
+/// Those that were never enabled, too, by schema and name.
 #[utoipa::path(
     get,
     path = "/v1/db/{project}/schema/tables",
     operation_id = "list_tables",
     tag = "tables",
+    extensions(("x-codes" = json!([ASKS_SOURCE]))),
     params(("project" = uuid::Uuid, Path, description = "Project id"), ListQuery),
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "A page", body = TablePage),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 200, description = "A page", body = TablePage)
     )
 )]
 pub(crate) async fn list_tables(

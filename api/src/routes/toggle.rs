@@ -1,4 +1,4 @@
-use aura_kit::{Json, problem::ProblemBody};
+use aura_kit::{Code, Json};
 use axum::{
     extract::{OriginalUri, State},
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
@@ -10,9 +10,10 @@ use utoipa::{IntoParams, ToSchema};
 use crate::{
     access::TableService,
     error::Result,
+    openapi::ASKS_SOURCE,
     routes::Params,
     state::AppState,
-    toggle::{Answer, Change, Options, RegistrationView, show},
+    toggle::{Answer, CHANGES_TABLE, Change, Options, RegistrationView, show},
 };
 
 /// Desired state.
@@ -38,11 +39,14 @@ pub(crate) struct TableQuery {
 }
 
 /// Show a table's realtime state.
+///
+/// What is wanted, what was observed, and what the table itself is like now. A state that is half done is never `active`.
 #[utoipa::path(
     get,
     path = "/v1/db/{project}/schema/tables/{table}/realtime",
     operation_id = "get_table_realtime",
     tag = "tables",
+    extensions(("x-codes" = json!([ASKS_SOURCE, Code::TableNotFound]))),
     params(
         ("project" = uuid::Uuid, Path, description = "Project id"),
         ("table" = String, Path, description = "Table name as the catalogue has it, percent-encoded"),
@@ -50,9 +54,7 @@ pub(crate) struct TableQuery {
     ),
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "The state", body = RegistrationView, headers(("ETag" = String, description = "Version of the desired state"))),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 200, description = "The state", body = RegistrationView, headers(("ETag" = String, description = "Version of the desired state")))
     )
 )]
 pub(crate) async fn get_table_realtime(
@@ -73,6 +75,7 @@ pub(crate) async fn get_table_realtime(
     path = "/v1/db/{project}/schema/tables/{table}/realtime",
     operation_id = "put_table_realtime",
     tag = "tables",
+    extensions(("x-codes" = json!([ASKS_SOURCE, CHANGES_TABLE]))),
     params(
         ("project" = uuid::Uuid, Path, description = "Project id"),
         ("table" = String, Path, description = "Table name as the catalogue has it, percent-encoded"),
@@ -84,9 +87,7 @@ pub(crate) async fn get_table_realtime(
     security(("apikey" = []), ("bearer" = [])),
     responses(
         (status = 200, description = "It is so", body = RegistrationView, headers(("ETag" = String, description = "Version of the desired state"))),
-        (status = 202, description = "Written; the worker hasn't followed yet", body = RegistrationView, headers(("Location" = String, description = "Where to look"), ("Retry-After" = u64, description = "Seconds"))),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 202, description = "Written; the worker hasn't followed yet", body = RegistrationView, headers(("Location" = String, description = "Where to look"), ("Retry-After" = u64, description = "Seconds")))
     )
 )]
 pub(crate) async fn put_table_realtime(
@@ -110,6 +111,7 @@ pub(crate) async fn put_table_realtime(
     path = "/v1/db/{project}/schema/tables/{table}/realtime",
     operation_id = "delete_table_realtime",
     tag = "tables",
+    extensions(("x-codes" = json!([ASKS_SOURCE, CHANGES_TABLE]))),
     params(
         ("project" = uuid::Uuid, Path, description = "Project id"),
         ("table" = String, Path, description = "Table name as the catalogue has it, percent-encoded"),
@@ -120,9 +122,7 @@ pub(crate) async fn put_table_realtime(
     security(("apikey" = []), ("bearer" = [])),
     responses(
         (status = 200, description = "It is so", body = RegistrationView),
-        (status = 202, description = "Written; the worker hasn't followed yet", body = RegistrationView, headers(("Location" = String, description = "Where to look"), ("Retry-After" = u64, description = "Seconds"))),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 202, description = "Written; the worker hasn't followed yet", body = RegistrationView, headers(("Location" = String, description = "Where to look"), ("Retry-After" = u64, description = "Seconds")))
     )
 )]
 pub(crate) async fn delete_table_realtime(

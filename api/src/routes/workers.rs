@@ -1,5 +1,5 @@
 use aura_domain::{SourceId, WorkerId};
-use aura_kit::{Json, problem::ProblemBody};
+use aura_kit::Json;
 use aura_store::{Engine, WorkerRow};
 use axum::extract::State;
 use serde::Serialize;
@@ -14,8 +14,10 @@ pub(crate) struct WorkerView {
     /// Unique per start.
     id: WorkerId,
     /// Host or pod.
+    #[schema(example = "worker-0")]
     host: String,
     /// Of the program.
+    #[schema(example = "0.1.0")]
     version: String,
     /// It was heard in the last 15 s. A dead one's engines are taken by the others.
     alive: bool,
@@ -26,6 +28,7 @@ pub(crate) struct WorkerView {
     /// Engines that it may run.
     max_engines: usize,
     /// RFC 3339.
+    #[schema(format = DateTime)]
     started_at: String,
     /// Milliseconds since it was heard.
     silent_ms: i64,
@@ -50,9 +53,7 @@ pub(crate) struct WorkerPage {
     tag = "engines",
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "All of them", body = WorkerPage),
-        (status = "4XX", description = "Refused", body = ProblemBody, content_type = "application/problem+json"),
-        (status = "5XX", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json")
+        (status = 200, description = "All of them", body = WorkerPage)
     )
 )]
 pub(crate) async fn list_workers(_: Platform, State(state): State<AppState>) -> Result<Json<WorkerPage>> {

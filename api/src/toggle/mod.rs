@@ -15,4 +15,5 @@ pub(crate) use options::{Options, wait};
 pub(crate) use progress::Progress;
 pub(crate) use rate::ToggleRate;
 pub(crate) use reconcile::reconcile;
+pub(crate) use target::CHANGES_TABLE;
 pub(crate) use view::{RegistrationView, Unregistered, etag, view};

@@ -6,6 +6,21 @@ use crate::{
     error::{ApiError, Result},
 };
 
+/// What whoever changes a table's state may get besides what the source answers.
+pub(crate) const CHANGES_TABLE: &[Code] = &[
+    Code::TableNotFound,
+    Code::NotTableOwner,
+    Code::ConcurrentChange,
+    Code::LockTimeout,
+    Code::SystemSchemaNotSupported,
+    Code::ViewNotSupported,
+    Code::ForeignTableNotSupported,
+    Code::TemporaryTableNotSupported,
+    Code::UnloggedTableNotSupported,
+    Code::PartitionedTableNotSupported,
+    Code::RelationNotSupported,
+];
+
 /// The table as it is now; 404 if there is none, 422 if it can't have a change stream (R-REG-4).
 pub(crate) async fn resolve(admin: &Admin, service: &TableService) -> Result<TableInfo> {
     let info = find(admin, service).await?.ok_or_else(|| not_found(service))?;

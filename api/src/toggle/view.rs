@@ -14,10 +14,13 @@ pub(crate) struct RegistrationView {
     #[schema(value_type = uuid::Uuid)]
     project_id: ProjectId,
     /// As the client says it: `public` is the project's main schema.
+    #[schema(example = "public")]
     schema: String,
     /// Table.
+    #[schema(example = "messages")]
     table: String,
     /// Desired.
+    #[schema(example = true)]
     enabled: bool,
     /// Observed: `active` once the running filter covers the table, `pending` before, `blocked` when the plugin refuses
     /// it, `missing` when the table was dropped.
@@ -38,6 +41,7 @@ pub(crate) struct RegistrationView {
     #[schema(value_type = Option<String>, example = "16/B374D848")]
     active_since_lsn: Option<Lsn>,
     /// RFC 3339; null if it was never enabled.
+    #[schema(format = DateTime)]
     updated_at: Option<String>,
     /// Key id and role; null if it was never enabled.
     updated_by: Option<String>,
@@ -95,6 +99,7 @@ pub(crate) struct Warning {
     #[schema(example = "rls_disabled")]
     code: &'static str,
     /// For people.
+    #[schema(example = "Row security is off: everybody with the anon key sees every row.")]
     message: String,
 }
 

@@ -102,6 +102,7 @@ pub struct Step {
     /// Null: not known, or nothing to decide since an earlier step failed.
     pub passed: Option<bool>,
     /// For people.
+    #[cfg_attr(feature = "openapi", schema(example = "The table is live."))]
     pub message: String,
     /// For programs; the members depend on the step.
     #[cfg_attr(feature = "openapi", schema(value_type = Object))]
@@ -123,6 +124,23 @@ pub struct RememberedRange {
 /// The ordered verdict.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(
+    feature = "openapi",
+    schema(example = json!({
+        "outcome": "dropped",
+        "reason": "policies",
+        "position": "1-00000000016b3748-00000000016b3700-0",
+        "remembered": {
+            "from": "1-00000000016b3748-00000000016b3700-0",
+            "to": "1-00000000016b3748-00000000016b3700-0",
+            "changes": 1
+        },
+        "steps": [
+            {"step": "registered", "passed": true, "message": "The table is live.", "detail": {}},
+            {"step": "policies", "passed": false, "message": "No policy shows the row.", "detail": {}}
+        ]
+    }))
+)]
 pub struct Explanation {
     /// What became of it.
     pub outcome: Ending,

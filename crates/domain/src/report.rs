@@ -45,6 +45,7 @@ words! {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Timed {
     /// Its name, of a closed set.
+    #[cfg_attr(feature = "openapi", schema(example = "drain"))]
     pub name: String,
     /// Milliseconds.
     pub ms: u64,
@@ -227,6 +228,7 @@ pub struct ConditionNote {
     /// Which.
     pub condition: Condition,
     /// RFC 3339, UTC.
+    #[cfg_attr(feature = "openapi", schema(format = DateTime))]
     pub since: String,
     /// For the operator: pids, names, limits. No row values.
     pub detail: Option<String>,
@@ -255,6 +257,7 @@ pub struct FlowLive {
     /// The engine's share of the quota.
     pub quota_bytes: u64,
     /// Reading is paused since then, RFC 3339.
+    #[cfg_attr(feature = "openapi", schema(format = DateTime))]
     pub paused_since: Option<String>,
     /// Why: `bus` or `source` is away, or `quota`: rows come faster than they go.
     #[serde(default)]

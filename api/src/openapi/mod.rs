@@ -1,5 +1,9 @@
 //! The OpenAPI document: what isn't at a handler.
 
+mod examples;
+mod problems;
+
+pub(crate) use problems::ASKS_SOURCE;
 use utoipa::{
     Modify, OpenApi,
     openapi::{
@@ -27,6 +31,7 @@ use crate::routes;
         (name = "engines", description = "What reads a source's changes"),
         (name = "service", description = "This process")
     ),
+    servers((url = "/", description = "This installation")),
     components(schemas(aura_kit::problem::ProblemBody)),
     modifiers(&Security)
 )]
@@ -47,6 +52,22 @@ impl Modify for Security {
 /// Everything but the operations.
 pub(crate) fn base() -> openapi::OpenApi {
     Base::openapi()
+}
+
+/// Adds what follows from the operations: their problems, and examples.
+pub(crate) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
+    problems::add(&mut document);
+    examples::add(&mut document);
+    document
+}
+
+/// Every operation with its path.
+fn operations(document: &mut openapi::OpenApi) -> impl Iterator<Item = (&str, &mut openapi::path::Operation)> {
+    document.paths.paths.iter_mut().flat_map(|(path, item)| {
+        let openapi::PathItem { get, put, post, delete, patch, .. } = item;
+        let operations = [get, put, post, delete, patch].into_iter().flatten();
+        operations.map(move |operation| (path.as_str(), operation))
+    })
 }
 
 /// The document as `openapi/api.v1.json` has it: pretty-printed JSON, a newline at the end.
