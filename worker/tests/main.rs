@@ -12,6 +12,7 @@ mod hung;
 mod lifecycle;
 mod losses;
 mod names;
+mod oracles;
 mod peers;
 mod pool;
 mod races;

@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) enum Refusal {
     /// It never will.
     Fatal(String),
-    /// It will when its table is registered.
+    /// It will when its table is registered, and its role may read anything of it: who may not is not to learn which.
     NotRegistered(String),
     /// PostgreSQL couldn't be asked; the front asks again.
     Unknown(SourceError),
@@ -71,8 +71,12 @@ pub(crate) async fn admit(
     }
     let mut tables = Vec::new();
     for table in registry.tables().filter(|table| table.is_enabled() && table.key.is_named_by(spec)) {
-        let compiled = describe_and_compile(subscription, &conditions, table, visibility, &mut patience).await?;
-        tables.push((table.key.clone(), compiled));
+        match describe_and_compile(subscription, &conditions, table, visibility, &mut patience).await {
+            Ok(compiled) => tables.push((table.key.clone(), compiled)),
+            // One that the role may not read, or that is gone: for a wildcard it isn't there.
+            Err(Refusal::NotRegistered(_)) => {}
+            Err(refusal) => return Err(refusal),
+        }
     }
     Ok(Active::Filtered(tables))
 }
@@ -128,11 +132,14 @@ async fn describe_and_compile(
 ) -> Result<ActiveSubscription, Refusal> {
     let spec = &subscription.spec;
     if conditions.is_empty() && spec.select.is_none() {
-        return Ok(active(subscription, Vec::new()));
+        let project = &table.project;
+        let may_read = visibility.may_read(project.id, &table.relation, &spec.role, &project.extra_roles).await;
+        return if may_read { Ok(active(subscription, Vec::new())) } else { Err(not_registered(spec)) };
     }
     let asked = async {
         let described = visibility.describe(table.project.id, &table.relation, &spec.role, &table.project.extra_roles);
-        let (catalog, access) = described.await.map_err(Refusal::Unknown)?.ok_or_else(|| not_registered(spec))?;
+        let described = described.await.map_err(Refusal::Unknown)?;
+        let (catalog, access) = described.filter(|(_, access)| access.any()).ok_or_else(|| not_registered(spec))?;
         for column in spec.select.iter().flatten() {
             readable_column(&catalog, &access, column)
                 .ok_or_else(|| Refusal::Fatal(format!("invalid column for select {column}")))?;

@@ -29,6 +29,7 @@ mod own;
 mod places;
 mod plan;
 mod probe;
+mod readers;
 mod sessions;
 mod snapshot;
 mod standing;
@@ -62,6 +63,7 @@ pub struct VisibilityPool {
     identities: Arc<Identities>,
     /// Database roles whose policies can't be asked for many at once, though they could be written so.
     forms: Standing<String, ()>,
+    readers: readers::Readers,
 }
 
 /// Whose eyes a row is seen with. Two are the same if both parts are.
@@ -159,6 +161,7 @@ impl VisibilityPool {
             sessions: Arc::new(sessions),
             identities: Arc::default(),
             forms: Standing::default(),
+            readers: readers::Readers::default(),
             conditions: Arc::default(),
         }
     }
