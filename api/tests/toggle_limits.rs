@@ -105,6 +105,7 @@ async fn r_reg_3_the_reconciler_finishes_what_a_crash_left_before_the_alter() ->
         source: platform.source.id,
         oid: u32::try_from(oid)?,
         identity: Some(&ReplicaIdentity { kind: 'd', index: None }),
+        partitions: &[],
         actor: "a process that crashed",
         request_id: None,
     };

@@ -14,6 +14,7 @@ mod load;
 mod names;
 mod network;
 mod outside;
+mod partitions;
 mod pause;
 mod plugin;
 mod pool;

@@ -13,6 +13,7 @@ mod lifecycle;
 mod losses;
 mod names;
 mod oracles;
+mod partitions;
 mod peers;
 mod pool;
 mod races;

@@ -11,10 +11,13 @@ use aura_domain::{
     Claims, EngineReport, EngineState, EventFilter, FrontId, OnDeadline, ProjectId, Relation, SqlName, SubscriptionSpec,
 };
 use aura_kit::ShutdownHandle;
-use aura_pgsource::{SourceUrl, admin::Admin};
+use aura_pgsource::{
+    SourceUrl,
+    admin::{Admin, Leaf},
+};
 use aura_store::{
-    Caller, CreatedProject, Engine, MasterKey, NewProject, NewRegistration, NewSource, Plugin, PostgresLease,
-    ReplicaIdentity, SlotRecreate, Source, StartRequest, Store, TableRef,
+    Caller, CreatedProject, Engine, FoundPartition, MasterKey, NewProject, NewRegistration, NewSource, Plugin,
+    PostgresLease, ReplicaIdentity, SlotRecreate, Source, StartRequest, Store, TableRef,
 };
 use aura_testkit::{Postgres, SlotWatch, eventually, eventually_some};
 use aura_wire::{
@@ -270,11 +273,18 @@ impl Stage {
         let info = self.admin.table(&self.schema, &name).await?.expect("the table is there");
         let table = TableRef { project: self.project, schema: &self.schema, table: &name };
         let identity = ReplicaIdentity { kind: info.replica_identity, index: None };
+        let partition = |leaf: &Leaf| FoundPartition {
+            oid: leaf.oid,
+            relation: leaf.relation.clone(),
+            identity: ReplicaIdentity { kind: leaf.replica_identity, index: leaf.identity_index.clone() },
+        };
+        let partitions: Vec<_> = info.leaves.iter().map(partition).collect();
         let new = NewRegistration {
             table,
             source: self.source.id,
             oid: info.oid,
             identity: Some(&identity),
+            partitions: &partitions,
             actor: "test",
             request_id: None,
         };

@@ -1,11 +1,12 @@
 use aura_kit::{Code, request_id};
 use aura_pgsource::admin::{Admin, TableInfo};
-use aura_store::{NewAudit, NewRegistration, Registration, RegistrationStatus, ReplicaIdentity};
+use aura_store::{NewAudit, NewRegistration, Registration, RegistrationStatus};
 use tokio::time::Instant;
 
 use super::{
     Options, RegistrationView, Unregistered, etag,
-    reconcile::{not_owner, set_identity, to_identity},
+    partitions::{Former, full_sql, restore_sql, to_identity, to_partitions, to_restore},
+    reconcile::{not_owner, set_identity},
     target,
     view::{drifted, view},
 };
@@ -89,11 +90,13 @@ impl Change<'_> {
         }
         let store = self.state.store();
         let (identity, request) = (to_identity(&info), request_id::current());
+        let partitions = to_partitions(&info);
         let intent = NewRegistration {
             table: self.service.reference(),
             source: self.service.project().source,
             oid: info.oid,
             identity: Some(&identity),
+            partitions: &partitions,
             actor: self.service.access().actor().as_str(),
             request_id: request.as_deref(),
         };
@@ -154,11 +157,12 @@ impl Change<'_> {
     /// Gives the table back the identity it had, if it still is what we set. A lock that isn't to be had doesn't undo
     /// the disabling: the next PUT tries again. `false` = not restored.
     async fn restore(&self, admin: &Admin, known: &Registration, info: Option<&TableInfo>) -> Result<bool> {
-        let Some(previous) = &known.previous_identity else { return Ok(true) };
-        let same = info.filter(|info| info.oid == known.oid && info.is_full());
-        if let (Some(info), false) = (same, previous.kind == 'f') {
-            let index = previous.index.as_ref();
-            if let Err(error) = admin.restore_replica_identity(&info.relation, info.oid, previous.kind, index).await {
+        if known.previous_identity.is_none() {
+            return Ok(true);
+        }
+        for Former { relation, oid, identity } in to_restore(self.state, known, info).await? {
+            let restored = admin.restore_replica_identity(&relation, oid, identity.kind, identity.index.as_ref());
+            if let Err(error) = restored.await {
                 tracing::warn!(%error, "replica identity not restored");
                 return Ok(false);
             }
@@ -176,7 +180,8 @@ impl Change<'_> {
             plan.push("register the table and signal the worker".to_owned());
         }
         if !info.is_full() {
-            plan.push(format!("{} (waits for its lock at most 3 s)", alter_sql(&info, "FULL")));
+            let waits = |sql: String| format!("{sql} (waits for its lock at most 3 s)");
+            plan.extend(full_sql(&info).into_iter().map(waits));
         }
         Ok(Written::Plan(self.planned(known.as_ref(), Some(&info), plan)))
     }
@@ -189,10 +194,7 @@ impl Change<'_> {
         let mut plan = Vec::new();
         if let Some(known) = known.as_ref().filter(|known| known.enabled) {
             plan.push("take the table out of the filter and signal the worker".to_owned());
-            let restore = known.previous_identity.as_ref().filter(|previous| previous.kind != 'f');
-            if let (Some(previous), Some(info)) = (restore, info.as_ref().filter(|info| info.is_full())) {
-                plan.push(alter_sql(info, &identity_sql(previous)));
-            }
+            plan.extend(to_restore(self.state, known, info.as_ref()).await?.iter().map(restore_sql));
         }
         Ok(Written::Plan(self.planned(known.as_ref(), info.as_ref(), plan)))
     }
@@ -272,18 +274,5 @@ fn answer(service: &TableService, known: Option<&Registration>, info: Option<&Ta
 
 /// Only the owner may ALTER; what is FULL already needs none (R-REG-4).
 fn refuse_foreign_owner(info: &TableInfo) -> Result<()> {
-    if info.owned_by_us || info.is_full() { Ok(()) } else { Err(not_owner(&info.relation)) }
-}
-
-/// For people: what we would run. What runs is built by pgsource.
-fn alter_sql(info: &TableInfo, identity: &str) -> String {
-    format!("ALTER TABLE {} REPLICA IDENTITY {identity}", info.relation.quoted())
-}
-
-fn identity_sql(previous: &ReplicaIdentity) -> String {
-    match (previous.kind, &previous.index) {
-        ('i', Some(index)) => format!("USING INDEX {}", index.quoted()),
-        ('n', _) => "NOTHING".to_owned(),
-        _ => "DEFAULT".to_owned(),
-    }
+    if info.owned_by_us || info.is_full() { Ok(()) } else { Err(not_owner(info)) }
 }

@@ -3,6 +3,7 @@
 mod change;
 mod locks;
 mod options;
+mod partitions;
 mod progress;
 mod rate;
 mod reconcile;

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::partitions::full_sql;
 use crate::{
     error::{ApiError, Result},
     state::AppState,
@@ -30,8 +31,10 @@ pub(crate) async fn set_identity(store: &Store, admin: &Admin, registration: Reg
         None => aura_domain::Generation(1),
     };
     let relation = Relation { schema: registration.schema.clone(), table: registration.table.clone() };
-    let change = admin.set_replica_identity_full(&relation, registration.oid, ALTER_BUDGET).await;
-    let change = change.map_err(|error| problem(&relation, error))?;
+    let change = match admin.set_replica_identity_full(&relation, registration.oid, ALTER_BUDGET).await {
+        Ok(change) => change,
+        Err(error) => return Err(problem(admin, &relation, error).await?),
+    };
     if registration.identity_set {
         return Ok(registration);
     }
@@ -39,13 +42,9 @@ pub(crate) async fn set_identity(store: &Store, admin: &Admin, registration: Reg
     Ok(store.identity_set(registration.id, Some(&previous), change.lsn, generation).await?)
 }
 
-pub(super) fn to_identity(info: &TableInfo) -> ReplicaIdentity {
-    ReplicaIdentity { kind: info.replica_identity, index: info.identity_index.clone() }
-}
-
 /// What the client learns of an ALTER that failed.
-fn problem(relation: &Relation, error: IdentityError) -> ApiError {
-    match error {
+async fn problem(admin: &Admin, relation: &Relation, error: IdentityError) -> Result<ApiError> {
+    Ok(match error {
         IdentityError::LockTimeout { blocker } => {
             let detail = "Another transaction holds a lock on the table; it was waited for 3 s.";
             let problem = Problem::new(Code::LockTimeout, detail).retry_after(1);
@@ -54,18 +53,23 @@ fn problem(relation: &Relation, error: IdentityError) -> ApiError {
                 None => problem.into(),
             }
         }
-        IdentityError::NotOwner => not_owner(relation),
-        IdentityError::Missing => {
-            Problem::new(Code::ConcurrentChange, "The table was dropped or replaced meanwhile.").into()
+        IdentityError::NotOwner => {
+            let info = admin.table(&relation.schema, &relation.table).await?;
+            info.map_or_else(replaced, |info| not_owner(&info))
         }
+        IdentityError::Missing => replaced(),
         IdentityError::Source(error) => error.into(),
-    }
+    })
+}
+
+fn replaced() -> ApiError {
+    Problem::new(Code::ConcurrentChange, "The table was dropped or replaced meanwhile.").into()
 }
 
 /// Only the owner may ALTER. Of a partitioned table the same goes for each leaf.
-pub(super) fn not_owner(relation: &Relation) -> ApiError {
+pub(super) fn not_owner(info: &TableInfo) -> ApiError {
     let detail = "Our role doesn't own the table. Let its owner run `sql`, then PUT it again.";
-    let sql = format!("ALTER TABLE {} REPLICA IDENTITY FULL;", relation.quoted());
+    let sql = full_sql(info).join(";\n") + ";";
     Problem::new(Code::NotTableOwner, detail).with("sql", sql).into()
 }
 

@@ -17,7 +17,6 @@ pub(crate) const CHANGES_TABLE: &[Code] = &[
     Code::ForeignTableNotSupported,
     Code::TemporaryTableNotSupported,
     Code::UnloggedTableNotSupported,
-    Code::PartitionedTableNotSupported,
     Code::RelationNotSupported,
 ];
 
@@ -47,9 +46,7 @@ fn check(info: &TableInfo) -> Result<()> {
         ('f', _) => (Code::ForeignTableNotSupported, "Its changes are in another server's log."),
         ('r' | 'p', 't') => (Code::TemporaryTableNotSupported, "Only its session sees it."),
         ('r' | 'p', 'u') => (Code::UnloggedTableNotSupported, "Make it logged with ALTER TABLE … SET LOGGED."),
-        // The log names its partitions, and no engine tells them from other tables: its rows would never come.
-        ('p', _) => (Code::PartitionedTableNotSupported, "Enable each of its partitions that holds rows."),
-        ('r', _) => return Ok(()),
+        ('r' | 'p', _) => return Ok(()),
         _ => (Code::RelationNotSupported, "Only ordinary tables have one."),
     };
     Err(ApiError::new(code, detail))

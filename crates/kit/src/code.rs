@@ -102,9 +102,6 @@ codes! {
     TemporaryTableNotSupported = "temporary_table_not_supported", 422, false, "Temporary tables have no change stream";
     /// Unlogged tables write no log.
     UnloggedTableNotSupported = "unlogged_table_not_supported", 422, false, "Unlogged tables have no change stream";
-    /// The log has a partitioned table's rows under its partitions' names.
-    PartitionedTableNotSupported = "partitioned_table_not_supported", 422, false,
-        "Partitioned tables have no change stream";
     /// The server's own schemas and ours.
     SystemSchemaNotSupported = "system_schema_not_supported", 422, false, "System schemas have no change stream";
     /// Index, sequence, composite type, …

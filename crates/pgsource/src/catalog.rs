@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use aura_domain::Relation;
+use aura_domain::{Relation, SqlName};
 use serde::Deserialize;
 
 use crate::{
@@ -32,6 +32,8 @@ pub struct TableCatalog {
     pub row_security_enabled: bool,
     /// In `attnum` order, without dropped ones.
     pub columns: Vec<Column>,
+    /// Where a partitioned table's rows are, by the names that the log has for them; with `pg_class.oid`.
+    pub leaves: HashMap<Relation, u32>,
     policies: Vec<Policy>,
     roles: HashMap<String, RoleEntry>,
 }
@@ -127,6 +129,7 @@ pub(crate) struct RawTable {
     kind: char,
     identity: char,
     row_security: bool,
+    leaves: Option<Vec<(u32, SqlName, SqlName)>>,
     #[serde(default)]
     columns: Vec<RawColumn>,
     key: Vec<i16>,
@@ -184,7 +187,9 @@ impl RawTable {
             let using = Effective { bound: role.bound, ..effective(&policies, &role.policies, &columns) };
             (role.name.clone(), RoleEntry { access: Arc::new(role.access(&columns)), using })
         });
+        let leaf = |(oid, schema, table)| (Relation { schema, table }, oid);
         TableCatalog {
+            leaves: self.leaves.into_iter().flatten().map(leaf).collect(),
             oid: self.oid,
             relation: relation.clone(),
             kind: self.kind,
@@ -263,8 +268,6 @@ impl Policy {
 
 #[cfg(test)]
 mod tests {
-    use aura_domain::SqlName;
-
     use super::*;
 
     fn table(policies: &str, applying: &str) -> TableCatalog {

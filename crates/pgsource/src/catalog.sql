@@ -7,6 +7,14 @@ select pg_current_snapshot()::text, (
         'kind', c.relkind,
         'identity', c.relreplident,
         'row_security', c.relrowsecurity,
+        -- Where a partitioned table's rows are: whether a row that is under a leaf's name in the log is one of them.
+        -- Not by pg_partition_tree, which waits for whoever has locked one of them, and looks past the snapshot.
+        'leaves', case when c.relkind = 'p' then array(
+            with recursive tree (oid) as (
+                select c.oid union all select i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid)
+            select json_build_array(l.oid::int8, (select ln.nspname from pg_namespace ln where ln.oid = l.relnamespace),
+                l.relname)
+            from tree t join pg_class l on l.oid = t.oid where l.relkind = 'r' order by l.oid) end,
         'columns', array(
             -- Not a join: it would be planned as a scan of pg_type, which has two rows for every table there is.
             select json_build_array(a.attnum, a.attname, a.atttypid::int8,

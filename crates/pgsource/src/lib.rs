@@ -32,7 +32,7 @@ pub use decode::{Decoder, Frame, LogEvent, SkipReason};
 pub use error::{ServerError, SourceError};
 pub use filter::{FilterEntry, pgoutput_options, wal2json_options};
 pub use json::{encode_string, encode_value, type_name};
-pub use names::names_of;
+pub use names::{Found, Partitions, names_of, never_written, partitions_of};
 pub use plugin::{ParsePluginError, Plugin};
 pub use replication::{ReplicationConnection, ReplicationStream, Status, StreamMessage, SystemIdentity};
 pub use sockets::Sockets;

@@ -125,7 +125,7 @@ fn read_status(row: &Row) -> Result<SlotStatus, SourceError> {
     })
 }
 
-fn lsn(row: &Row, index: usize) -> Result<Option<Lsn>, SourceError> {
+pub(crate) fn lsn(row: &Row, index: usize) -> Result<Option<Lsn>, SourceError> {
     let text: Option<&str> = row.try_get(index)?;
     let parsed = text.map(str::parse).transpose();
     parsed.map_err(|_| SourceError::Protocol("an LSN can't be read"))

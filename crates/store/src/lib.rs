@@ -21,6 +21,7 @@ mod lease;
 mod migrate;
 mod operations;
 mod panics;
+mod partitions;
 mod projects;
 mod registrations;
 mod registry;
@@ -38,6 +39,7 @@ pub use lease::PostgresLease;
 pub use migrate::migrate;
 pub use operations::{Ending, StartRequest, StopRequest};
 pub use panics::PANICS_BEFORE_SKIP;
+pub use partitions::{FoundPartition, Partition};
 pub use projects::{
     CreatedProject, KeyRole, NewProject, Project, ProjectAuth, ProjectKey, ProjectSecrets, ProjectSettings,
 };

@@ -3,10 +3,11 @@ use sqlx::{FromRow, PgConnection, postgres::types::Oid};
 use uuid::Uuid;
 
 use crate::{
-    Store, StoreError,
+    FoundPartition, Store, StoreError,
     audit::{self, NewAudit},
     bounded,
     decode::{self, generation, generation_column, lsn, rfc3339, word},
+    partitions,
 };
 
 aura_domain::words! {
@@ -56,6 +57,8 @@ pub struct NewRegistration<'a> {
     pub oid: u32,
     /// Its replica identity now, before any ALTER of ours: kept to restore it on disable, whatever crashes in between.
     pub identity: Option<&'a ReplicaIdentity>,
+    /// Where a partitioned table's rows are; empty for any other.
+    pub partitions: &'a [FoundPartition],
     /// Key id and role.
     pub actor: &'a str,
     /// Of the HTTP request.
@@ -191,7 +194,7 @@ impl TryFrom<RegistrationRow> for Registration {
     }
 }
 
-fn identity(kind: Option<String>, index: Option<String>) -> Result<Option<ReplicaIdentity>, StoreError> {
+pub(crate) fn identity(kind: Option<String>, index: Option<String>) -> Result<Option<ReplicaIdentity>, StoreError> {
     let Some(kind) = decode::parsed::<char>(kind, "replica identity")? else { return Ok(None) };
     Ok(Some(ReplicaIdentity { kind, index: index.map(decode::name).transpose()? }))
 }
@@ -215,6 +218,7 @@ impl Store {
             }
             let revision = raise_revision(&mut tx, new.source).await?;
             let after = write_enabled(&mut tx, &new, revision).await?;
+            partitions::enable(&mut tx, after.id, new.partitions).await?;
             let entry = entry("table.enable", before.as_ref(), &after, new.actor, new.request_id);
             audit::append(&mut tx, entry).await?;
             tx.commit().await?;
@@ -301,11 +305,14 @@ impl Store {
         .await
     }
 
-    /// Records that a disabled table has its previous identity back (or that it was no longer what we had set).
+    /// Records that a disabled table has its previous identity back (or that it was no longer what we had set), and each of
+    /// its partitions.
     pub async fn identity_restored(&self, id: Uuid) -> Result<(), StoreError> {
         let query = sqlx::query(
-            "update aura.realtime_tables set identity_set = false, previous_identity = null,
-                previous_identity_index = null where id = $1 and not enabled",
+            "with off as (update aura.realtime_tables set identity_set = false, previous_identity = null,
+                previous_identity_index = null where id = $1 and not enabled returning id)
+             update aura.realtime_partitions p set previous_identity = null, previous_identity_index = null
+             from off where p.registration_id = off.id",
         );
         bounded(async { Ok(query.bind(id).execute(&self.pool).await.map(|_| ())?) }).await
     }

@@ -5,9 +5,10 @@ use sqlx::{PgConnection, postgres::types::Oid};
 use uuid::Uuid;
 
 use crate::{
-    Registration, RegistrationStatus, Store, StoreError, bounded,
+    Partition, Registration, RegistrationStatus, Store, StoreError, bounded,
     decode::rfc3339,
     engines::fence,
+    partitions,
     registrations::{columns, registrations},
 };
 
@@ -18,6 +19,8 @@ pub struct RegistrySnapshot {
     pub revision: i64,
     /// Enabled ones; and disabled ones while rows from before the disable may still be unconfirmed.
     pub registrations: Vec<Registration>,
+    /// Of the partitioned ones.
+    pub partitions: Vec<Partition>,
 }
 
 impl Store {
@@ -40,7 +43,8 @@ impl Store {
             ));
             let rows = rows.bind(source.0).fetch_all(&mut *tx).await?;
             let revision = revision.ok_or(StoreError::NotFound("source"))?;
-            Ok(RegistrySnapshot { revision, registrations: registrations(rows)? })
+            let partitions = partitions::of_source(&mut tx, source).await?;
+            Ok(RegistrySnapshot { revision, registrations: registrations(rows)?, partitions })
         })
         .await
     }

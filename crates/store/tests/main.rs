@@ -86,6 +86,7 @@ impl Platform {
             source: self.source,
             oid,
             identity: Some(&identity),
+            partitions: &[],
             actor: "key 1 service_role",
             request_id: Some("req-1"),
         };

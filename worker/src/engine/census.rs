@@ -4,26 +4,28 @@
 use std::{collections::HashMap, sync::Arc};
 
 use aura_domain::Relation;
-use aura_pgsource::{SourceError, SqlConnection, connect_sql, names_of};
+use aura_pgsource::{Found, SourceError, SqlConnection, connect_sql, names_of};
 use aura_store::{Registration, RegistrationStatus, StoreError};
 use aura_wire::GapReason;
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use super::{Engine, gaps::Loss, loader::Loaded, session::CONNECT};
+use super::{Engine, gaps::Loss, loader::Loaded, partitions::Follower, session::CONNECT};
 
 /// See the module; one per run.
 pub(super) struct Census {
     engine: Arc<Engine>,
     loaded: watch::Receiver<Arc<Loaded>>,
     sql: Option<SqlConnection>,
+    partitions: Follower,
     /// What was written down last, of which revision of the registration: not again.
     written: HashMap<Uuid, (i64, Option<Relation>)>,
 }
 
 impl Census {
     pub(super) fn new(engine: Arc<Engine>, loaded: watch::Receiver<Arc<Loaded>>) -> Self {
-        Self { engine, loaded, sql: None, written: HashMap::new() }
+        let partitions = Follower::new(Arc::clone(&engine));
+        Self { engine, loaded, sql: None, partitions, written: HashMap::new() }
     }
 
     /// Looks every `CDC_FILTER_REFRESH_MS` until the engine ends.
@@ -34,37 +36,41 @@ impl Census {
                 tokio::time::sleep(self.engine.deps.settings.filter_refresh).await;
                 let loaded = self.loaded.borrow().clone();
                 let enabled: Vec<_> = loaded.snapshot.registrations.iter().filter(|one| one.enabled).collect();
-                match self.names(&enabled).await {
-                    Ok(names) => self.follow(&loaded, &enabled, &names).await,
-                    Err(error) => {
-                        tracing::debug!(source = %self.engine.source.id, %error, "can't look for the tables");
-                        self.sql = None;
-                    }
+                if let Err(error) = self.look(&loaded, &enabled).await {
+                    tracing::debug!(source = %self.engine.source.id, %error, "can't look for the tables");
+                    self.sql = None;
                 }
             }
         };
         halt.run_until_cancelled(Box::pin(looking)).await;
     }
 
-    async fn names(&mut self, enabled: &[&Registration]) -> Result<HashMap<u32, Relation>, SourceError> {
+    async fn look(&mut self, loaded: &Loaded, enabled: &[&Registration]) -> Result<(), SourceError> {
         let oids: Vec<_> = enabled.iter().map(|registration| registration.oid).collect();
         if oids.is_empty() {
-            return Ok(HashMap::new());
+            return Ok(());
         }
         let engine = &self.engine;
         let sql = match self.sql.take().filter(|sql| !sql.is_closed()) {
             Some(sql) => sql,
             None => connect_sql(&engine.url, &engine.application_name(), Some(&engine.sockets), CONNECT).await?,
         };
-        let names = names_of(&sql, &oids).await?;
+        let found = names_of(&sql, &oids).await?;
+        self.follow(loaded, enabled, &found).await;
+        let partitioned: Vec<_> = enabled
+            .iter()
+            .copied()
+            .filter(|registration| found.get(&registration.oid).is_some_and(|found| found.is_partitioned))
+            .collect();
+        self.partitions.look(&sql, loaded, &partitioned).await?;
         self.sql = Some(sql);
-        Ok(names)
+        Ok(())
     }
 
     /// The platform database has the last word: what was loaded may have changed.
-    async fn follow(&mut self, loaded: &Loaded, enabled: &[&Registration], names: &HashMap<u32, Relation>) {
+    async fn follow(&mut self, loaded: &Loaded, enabled: &[&Registration], tables: &HashMap<u32, Found>) {
         for registration in enabled {
-            let found = names.get(&registration.oid);
+            let found = tables.get(&registration.oid).map(|found| &found.relation);
             let outcome = async {
                 self.tell(loaded, registration).await?;
                 if stands(registration, found) { Ok(()) } else { self.write(registration, found).await }

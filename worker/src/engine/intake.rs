@@ -2,13 +2,13 @@
 //! [`Reader`]'s.
 
 use std::{
-    collections::HashSet,
+    collections::{HashSet, VecDeque},
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
     time::Instant,
 };
 
-use aura_domain::{Cell, Change, Image, Lsn, Position, ProjectId};
+use aura_domain::{Cell, Change, Image, Lsn, Position, ProjectId, Relation};
 use aura_flow::{Admission, Opening, Owner, Reader, Turn};
 use aura_pgsource::{Decoder, Frame, LogEvent, StreamMessage};
 use aura_wire::GapReason;
@@ -35,8 +35,8 @@ pub(crate) struct Intake {
     shards: Vec<Arc<ShardQueue>>,
     /// Rows that go to the shards before the intake waits again.
     pending: Vec<Vec<Row>>,
-    /// A row that was decoded and waits for memory (R-MEM-3).
-    parked: Option<Payload>,
+    /// A row that was decoded and waits for memory (R-MEM-3); of a partition, once for each table whose row it is.
+    parked: VecDeque<Payload>,
     vitals: Arc<Vitals>,
     /// Where panics have happened too often.
     skips: HashSet<Position>,
@@ -52,12 +52,12 @@ impl Intake {
         skips: HashSet<Position>,
     ) -> Self {
         let pending = shards.iter().map(|_| Vec::new()).collect();
-        Self { reader, acked, pending, shards, parked: None, vitals, skips, counted: Counted::default() }
+        Self { reader, acked, pending, shards, parked: VecDeque::new(), vitals, skips, counted: Counted::default() }
     }
 
     /// A session begins; what waited for memory belongs to a transaction that comes again.
     pub(crate) fn begin_session(&mut self, opening: Opening) {
-        self.parked = None;
+        self.parked.clear();
         self.reader.begin_session(opening, Instant::now());
         self.vitals.note_received(self.reader.received());
     }
@@ -130,11 +130,12 @@ impl Intake {
 
     /// A row over which a shard has panicked again and again (R-SD-6).
     fn give_up_row(&mut self, change: &Change, registry: &Registry, now: Instant) -> Vec<Loss> {
-        let Some(table) = registry.table(&change.relation) else { return Vec::new() };
+        let whose = subscribers(registry, &change.relation);
+        if whose.is_empty() {
+            return Vec::new();
+        }
         metrics::counter!("cdc_skipped_rows_total", "reason" => "panic").increment(1);
         tracing::error!(position = %change.position, "a row is skipped, judging it has panicked three times");
-        let key = table.key.clone();
-        let whose = [(key.project, Some([key.schema, key.table]))];
         let lost = self.lose(whose, change.position.change, now).into_iter();
         lost.map(|loss| Loss { range: Some((change.position, change.position)), ..loss }).collect()
     }
@@ -148,8 +149,7 @@ impl Intake {
         let Some(relation) = relation else {
             return self.lose(everybody(registry), start, now);
         };
-        let table = registry.table(&relation).map(|table| table.key.clone());
-        self.lose(table.map(|key| (key.project, Some([key.schema, key.table]))), start, now)
+        self.lose(subscribers(registry, &relation), start, now)
     }
 
     /// The confirmed position doesn't pass the record before its loss is announced. Outside of a transaction, as behind a
@@ -178,26 +178,41 @@ impl Intake {
     }
 
     fn change(&mut self, change: Change, registry: &Registry, now: Instant) {
-        let commit = change.position.commit;
-        let Some(table) = registry.table(&change.relation).filter(|table| table.admits(commit)) else {
+        let change = Arc::new(change);
+        let mut unregistered = true;
+        let (name, commit) = (&change.relation, change.position.commit);
+        for table in registry.of(name).filter(|table| table.admits_as(name, commit)) {
+            unregistered = false;
+            let payload = Payload { change: Arc::clone(&change), table: Arc::clone(table) };
+            if self.parked.is_empty() {
+                self.admit(payload, now);
+            } else {
+                self.parked.push_back(payload);
+            }
+        }
+        if unregistered {
             metrics::counter!("cdc_skipped_rows_total", "reason" => "unregistered").increment(1);
-            return;
-        };
-        let owner = Owner { shard: shard_of(table.project.id, self.shards.len()), project: table.project.id };
-        let (lsn, bytes) = (change.position.change, memory_of(&change));
-        let payload = Payload { change: Arc::new(change), table: Arc::clone(table) };
-        match self.reader.admit(owner, lsn, bytes, now) {
+        }
+    }
+
+    /// Hands the row over, if there is room for it.
+    fn admit(&mut self, payload: Payload, now: Instant) {
+        let project = payload.table.project.id;
+        let owner = Owner { shard: shard_of(project, self.shards.len()), project };
+        match self.reader.admit(owner, payload.change.position.change, memory_of(&payload.change), now) {
             Some(admission) => self.collect(admission, payload),
-            None => self.parked = Some(payload),
+            None => self.parked.push_front(payload),
         }
     }
 
     /// There is room for the row that waited.
     pub(crate) fn unpark(&mut self, admission: Admission) {
-        if let Some(payload) = self.parked.take() {
-            self.collect(admission, payload);
-            self.flush();
+        let Some(payload) = self.parked.pop_front() else { return };
+        self.collect(admission, payload);
+        if let Some(next) = self.parked.pop_front() {
+            self.admit(next, Instant::now());
         }
+        self.flush();
     }
 
     fn collect(&mut self, admission: Admission, payload: Payload) {
@@ -239,7 +254,7 @@ impl Intake {
     /// Drops every row on its way without an acknowledgement; the next session reads them again.
     pub(crate) fn abandon(&mut self) {
         self.flush();
-        self.parked = None;
+        self.parked.clear();
         for shard in &self.shards {
             shard.abandon();
         }
@@ -248,7 +263,7 @@ impl Intake {
 
     /// A new generation: positions that were read have no meaning any more.
     pub(crate) fn forget(&mut self) {
-        self.parked = None;
+        self.parked.clear();
         self.vitals.forget_positions();
         self.reader.forget(Instant::now());
     }
@@ -257,6 +272,12 @@ impl Intake {
     pub(crate) fn shards(&self) -> &[Arc<ShardQueue>] {
         &self.shards
     }
+}
+
+/// Whose rows have this name in the log.
+fn subscribers(registry: &Registry, name: &Relation) -> Vec<(ProjectId, Option<[String; 2]>)> {
+    let whose = registry.of(name).map(|table| &table.key);
+    whose.map(|key| (key.project, Some([key.schema.clone(), key.table.clone()]))).collect()
 }
 
 /// Who may have lost something, where nobody knows what.

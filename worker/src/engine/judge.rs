@@ -138,6 +138,7 @@ impl Judge {
                 continue;
             }
             let table = outcome.table.as_ref().filter(|_| outcome.oid_matches);
+            let table = table.filter(|table| row.body.table.holds(&row.body.change.relation, table));
             if self.explain_log.wants(lane.project) {
                 verdict_log::write(&self.control, row, placed, table.map(|table| &**table), outcome);
             }
@@ -265,11 +266,16 @@ impl Judge {
         let table = [batch.table.key.schema.clone(), batch.table.key.table.clone()];
         if !outcome.oid_matches {
             let positions: Vec<_> = mine.map(|(row, _)| row.body.change.position).collect();
-            metrics::counter!("cdc_skipped_rows_total", "reason" => "oid").increment(positions.len() as u64);
-            tracing::warn!(source = %self.control.source, table = %batch.table.relation.table, rows = positions.len(),
-                "the table under this name isn't the registered one, rows dropped");
-            messages.push(self.gap(batch.table.project.id, &positions, GapReason::TableChanged, Some(table), None));
+            messages.push(self.not_the_registered(batch, &positions));
             return;
+        }
+        let foreign = |(row, _): &&(&Row, &Placed)| {
+            let here = |catalog: &Arc<TableCatalog>| row.body.table.holds(&row.body.change.relation, catalog);
+            !outcome.table.as_ref().is_some_and(here)
+        };
+        let positions: Vec<_> = mine.clone().filter(foreign).map(|(row, _)| row.body.change.position).collect();
+        if !positions.is_empty() {
+            messages.push(self.not_the_registered(batch, &positions));
         }
         if outcome.verdicts.iter().any(|verdict| matches!(verdict, Verdict::Error(_))) {
             self.remember_unjudged(mine.clone().copied(), outcome);
@@ -278,6 +284,16 @@ impl Judge {
             let (table, ids) = (Some(table.clone()), Some(found.sub_ids));
             messages.push(self.gap(batch.table.project.id, &found.positions, reason, table, ids));
         }
+    }
+
+    /// R-RLS-10: what stands under a row's name isn't the registered table, or no partition of it.
+    fn not_the_registered(&self, batch: &TableBatch<'_>, positions: &[Position]) -> Message {
+        let key = &batch.table.key;
+        metrics::counter!("cdc_skipped_rows_total", "reason" => "oid").increment(positions.len() as u64);
+        tracing::warn!(source = %self.control.source, table = %batch.table.relation.table, rows = positions.len(),
+            "the table under this name isn't the registered one, rows dropped");
+        let table = Some([key.schema.clone(), key.table.clone()]);
+        self.gap(key.project, positions, GapReason::TableChanged, table, None)
     }
 
     /// For explanations.

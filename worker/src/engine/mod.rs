@@ -13,6 +13,7 @@ mod lookout;
 mod matching;
 mod measure;
 pub(crate) mod outage;
+mod partitions;
 mod placing;
 mod position;
 mod preflight;

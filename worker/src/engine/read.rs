@@ -107,7 +107,7 @@ impl Session<'_> {
     fn consider(&mut self, stream: &mut Stream, intake: &mut Intake) {
         let generation = self.generation.unwrap_or(Generation(1));
         let next = self.registry(generation, intake.reader.flushed());
-        let restart = Filter::new(stream.plugin, next.names(), Some(&stream.filter)) != stream.filter;
+        let restart = Filter::new(stream.plugin, next.wanted(stream.plugin), Some(&stream.filter)) != stream.filter;
         stream.next = Some(next);
         let (names, holes) = uncovered(stream);
         if intake.reader.is_covered() {
@@ -209,7 +209,7 @@ enum Next {
 /// Tables of the next registry that the running filter doesn't cover: the first names, and how many.
 fn uncovered(stream: &Stream) -> (Vec<String>, usize) {
     let Some(next) = &stream.next else { return (Vec::new(), 0) };
-    let mut wanted = next.names();
+    let mut wanted = next.wanted(stream.plugin).names;
     wanted.retain(|relation| !stream.filter.covers(relation));
     (names(wanted.iter()), wanted.len())
 }

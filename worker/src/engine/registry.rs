@@ -6,7 +6,7 @@ use std::{
 };
 
 use aura_domain::{Generation, Lsn, ProjectId, Relation, SqlName};
-use aura_pgsource::visibility::Tenant;
+use aura_pgsource::{Plugin, TableCatalog, visibility::Tenant};
 use aura_store::{Project, ProjectSecrets, Registration, RegistrationStatus};
 use secrecy::SecretString;
 
@@ -57,9 +57,25 @@ pub(crate) struct RegisteredTable {
     enabled_at: Lsn,
     /// Nothing committed above is published.
     disabled_at: Option<Lsn>,
+    /// A partitioned table's: where its rows are.
+    leaves: HashMap<Relation, Leaf>,
+}
+
+/// A partition that holds rows.
+#[derive(Debug)]
+struct Leaf {
+    oid: u32,
+    /// What was committed above isn't the partitioned table's.
+    gone_at: Option<Lsn>,
 }
 
 impl RegisteredTable {
+    /// Whether a row of this name and commit LSN is published.
+    pub(crate) fn admits_as(&self, name: &Relation, commit: Lsn) -> bool {
+        let gone_at = self.leaves.get(name).and_then(|leaf| leaf.gone_at);
+        self.admits(commit) && gone_at.is_none_or(|gone_at| commit <= gone_at)
+    }
+
     /// Whether a transaction with this commit LSN is published.
     pub(crate) fn admits(&self, commit: Lsn) -> bool {
         commit >= self.enabled_at && self.disabled_at.is_none_or(|disabled| commit <= disabled)
@@ -78,6 +94,28 @@ impl RegisteredTable {
     pub(crate) fn is_enabled(&self) -> bool {
         self.disabled_at.is_none()
     }
+
+    /// Whether what the log has under this name is a row of the table, as the catalogue shows it: the name alone says
+    /// nothing (R-RLS-10), and a partition that was detached or replaced is another table.
+    pub(crate) fn holds(&self, name: &Relation, catalog: &TableCatalog) -> bool {
+        let leaf = |leaf: &Leaf| catalog.leaves.get(name) == Some(&leaf.oid);
+        self.leaves.is_empty() || self.leaves.get(name).is_some_and(leaf)
+    }
+
+    /// The schemas in which a partition of it may come (R-HOLE-4).
+    fn schemas(&self) -> impl Iterator<Item = &SqlName> {
+        let own = (!self.leaves.is_empty()).then_some(&self.relation.schema);
+        own.into_iter().chain(self.leaves.keys().map(|leaf| &leaf.schema))
+    }
+}
+
+/// What a filter must let through.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// Each of these.
+    pub(super) names: BTreeSet<Relation>,
+    /// And everything in these.
+    pub(super) schemas: BTreeSet<SqlName>,
 }
 
 /// One revision of the registry.
@@ -86,6 +124,8 @@ pub(crate) struct Registry {
     pub(crate) revision: i64,
     pub(crate) projects: HashMap<ProjectId, Arc<ProjectInfo>>,
     tables: HashMap<Relation, Arc<RegisteredTable>>,
+    /// Whose partition a name is. One that is nested may be several tables'.
+    roots: HashMap<Relation, Vec<Arc<RegisteredTable>>>,
     by_key: HashMap<TableKey, Arc<RegisteredTable>>,
     /// The first disable that a table is still in the filter for.
     first_disable: Option<Lsn>,
@@ -97,10 +137,21 @@ impl Registry {
     pub(crate) fn new(loaded: &Loaded, generation: Generation, confirmed: Lsn) -> Self {
         let (revision, projects) = (loaded.snapshot.revision, loaded.projects.clone());
         let mut registry = Self { revision, projects, ..Self::default() };
+        let mut leaves: HashMap<uuid::Uuid, HashMap<Relation, Leaf>> = HashMap::new();
+        // One that is gone may have left its name to another.
+        let (gone, there): (Vec<_>, Vec<_>) = loaded.snapshot.partitions.iter().partition(|it| it.gone_at.is_some());
+        for partition in gone.into_iter().chain(there) {
+            let leaf = Leaf { oid: partition.oid, gone_at: partition.gone_at };
+            leaves.entry(partition.registration).or_default().insert(partition.relation.clone(), leaf);
+        }
         for registration in &loaded.snapshot.registrations {
             let Some(project) = registry.projects.get(&registration.project) else { continue };
             if let Some(table) = registered(registration, project, generation, confirmed) {
-                let table = Arc::new(table);
+                let leaves = leaves.remove(&registration.id).unwrap_or_default();
+                let table = Arc::new(RegisteredTable { leaves, ..table });
+                for leaf in table.leaves.keys() {
+                    registry.roots.entry(leaf.clone()).or_default().push(Arc::clone(&table));
+                }
                 registry.first_disable = [registry.first_disable, table.disabled_at].into_iter().flatten().min();
                 registry.by_key.insert(table.key.clone(), Arc::clone(&table));
                 registry.tables.insert((*table.relation).clone(), table);
@@ -112,6 +163,12 @@ impl Registry {
     /// The table under its physical names.
     pub(crate) fn table(&self, relation: &Relation) -> Option<&Arc<RegisteredTable>> {
         self.tables.get(relation)
+    }
+
+    /// The tables whose row it is that the log has under this name: the table itself, and those that it is a partition of.
+    pub(crate) fn of(&self, name: &Relation) -> impl Iterator<Item = &Arc<RegisteredTable>> {
+        let own = self.tables.get(name).filter(|table| table.leaves.is_empty());
+        own.into_iter().chain(self.roots.get(name).into_iter().flatten())
     }
 
     /// Whether a row that was admitted under an older registry still is: not if its table was turned off below it.
@@ -140,9 +197,16 @@ impl Registry {
         self.first_disable.is_some_and(|disabled| disabled <= confirmed)
     }
 
-    /// The names that the filter must let through.
-    pub(crate) fn names(&self) -> BTreeSet<Relation> {
-        self.tables.keys().cloned().collect()
+    /// What the filter must let through. A publication knows a partitioned table by itself, wal2json its partitions' names,
+    /// and the schemas where another one may come (R-HOLE-4).
+    pub(super) fn wanted(&self, plugin: Plugin) -> Wanted {
+        if plugin == Plugin::PgOutput {
+            return Wanted { names: self.tables.keys().cloned().collect(), schemas: BTreeSet::new() };
+        }
+        let plain = self.tables.values().filter(|table| table.leaves.is_empty()).map(|table| &*table.relation);
+        let names = plain.chain(self.roots.keys()).cloned().collect();
+        let schemas = self.tables.values().flat_map(|table| table.schemas()).cloned().collect();
+        Wanted { names, schemas }
     }
 }
 
@@ -175,5 +239,6 @@ fn registered(
         oid: registration.oid,
         enabled_at,
         disabled_at,
+        leaves: HashMap::new(),
     })
 }

@@ -26,6 +26,11 @@ impl Covered {
         self.registry.table(relation).is_some_and(|table| table.registration == registration)
     }
 
+    /// Whether what comes under this name is taken as the registration's.
+    pub(crate) fn covers_partition(&self, registration: uuid::Uuid, name: &Relation) -> bool {
+        self.registry.of(name).any(|table| table.registration == registration)
+    }
+
     /// From where on every change of a table that it covers is read (R-HOLE-2).
     pub(crate) fn since(&self, table: &RegisteredTable) -> Lsn {
         table.active_since(self.from)

@@ -190,10 +190,10 @@ impl<'e> Session<'e> {
         let registry = self.registry(generation, slot.confirmed);
         engine.registry.send_replace(Arc::clone(&registry));
         let wal_sender_timeout = connection.wal_sender_timeout().await?.unwrap_or_default();
-        let wanted = registry.names();
-        let (holes, hole_names) = (wanted.len(), names(wanted.iter()));
+        let wanted = registry.wanted(slot.plugin);
+        let (holes, hole_names) = (wanted.names.len(), names(wanted.names.iter()));
         let filter = Filter::new(slot.plugin, wanted, None);
-        let (options, holds_from) = self.options(slot.plugin, &registry, &filter).await?;
+        let (options, holds_from) = self.options(slot.plugin, &filter).await?;
         engine.control.announce_leader(start).await;
         let began = Instant::now();
         let wire = self.start_streaming(connection, &sql, start, &options).await?;
@@ -282,16 +282,11 @@ impl<'e> Session<'e> {
     }
 
     /// The plugin's options, and from which position on they cover the filter.
-    async fn options(
-        &self,
-        plugin: Plugin,
-        registry: &Registry,
-        filter: &Filter,
-    ) -> Result<(Vec<(String, String)>, Lsn), EngineError> {
+    async fn options(&self, plugin: Plugin, filter: &Filter) -> Result<(Vec<(String, String)>, Lsn), EngineError> {
         if plugin == Plugin::Wal2json {
             return Ok((wal2json_options(&filter.entries()), Lsn::ZERO));
         }
-        let (name, from) = self.engine.sync_publication(&registry.names().into_iter().collect::<Vec<_>>()).await?;
+        let (name, from) = self.engine.sync_publication(&filter.tables()).await?;
         Ok((pgoutput_options(&name), from))
     }
 

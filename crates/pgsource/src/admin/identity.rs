@@ -5,7 +5,11 @@ use rand::RngExt as _;
 use tokio::time::Instant;
 use tokio_postgres::{Client, error::SqlState};
 
-use super::{Admin, bounded, tables, tables::TableInfo, wal_insert_lsn};
+use super::{
+    Admin, bounded, tables,
+    tables::{Leaf, TableInfo},
+    wal_insert_lsn,
+};
 use crate::SourceError;
 
 /// `lock_timeout` of one try, in milliseconds: a waiting ALTER blocks every later reader (R-REG-3).
@@ -177,7 +181,8 @@ impl Wanted<'_> {
         }
         // An index's name differs from leaf to leaf.
         let identity = if matches!(self.identity, Identity::Index(_)) { Identity::Default } else { self.identity };
-        info.leaves.iter().map(|leaf| alter_sql(&leaf.relation, identity)).collect()
+        let is_so = |leaf: &&Leaf| matches!(identity, Identity::Full) && leaf.replica_identity == 'f';
+        info.leaves.iter().filter(|leaf| !is_so(leaf)).map(|leaf| alter_sql(&leaf.relation, identity)).collect()
     }
 }
 

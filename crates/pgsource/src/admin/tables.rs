@@ -73,6 +73,8 @@ pub struct Leaf {
     pub oid: u32,
     /// `pg_class.relreplident`.
     pub replica_identity: char,
+    /// Index of identity `i`.
+    pub identity_index: Option<SqlName>,
 }
 
 impl TableInfo {
@@ -151,11 +153,12 @@ fn identity(own: char, leaves: &[Leaf]) -> char {
 }
 
 impl Leaf {
-    fn parse(json: &str) -> Result<Self, SourceError> {
+    pub(crate) fn parse(json: &str) -> Result<Self, SourceError> {
         let unreadable = |_| SourceError::Protocol("a partition that can't be read");
-        let (oid, schema, table, replica_identity): (u32, String, String, char) =
+        let (oid, schema, table, replica_identity, index): (u32, String, String, char, Option<String>) =
             serde_json::from_str(json).map_err(unreadable)?;
-        Ok(Self { relation: relation(schema, table)?, oid, replica_identity })
+        let identity_index = index.map(name).transpose()?;
+        Ok(Self { relation: relation(schema, table)?, oid, replica_identity, identity_index })
     }
 }
 

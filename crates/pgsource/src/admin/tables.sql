@@ -11,7 +11,9 @@ select c.oid::int8, n.nspname::text, c.relname::text, c.relkind::text, c.relpers
     c.relnatts::int8,
     n.nspname in ('information_schema', 'aura', 'aura_source', 'auth') or n.nspname like 'pg\_%',
     case when c.relkind = 'p' then array(
-        select json_build_array(l.oid::int8, ln.nspname, l.relname, l.relreplident)::text
+        select json_build_array(l.oid::int8, ln.nspname, l.relname, l.relreplident, (
+            select i.relname from pg_index x join pg_class i on i.oid = x.indexrelid
+            where x.indrelid = l.oid and x.indisreplident))::text
         from pg_partition_tree(c.oid) t
         join pg_class l on l.oid = t.relid
         join pg_namespace ln on ln.oid = l.relnamespace
@@ -45,8 +47,8 @@ from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = any ($1::text[]) and c.relkind in ('r', 'p', 'v', 'm', 'f')
     and ($2::text is null or c.relname = $2)
-    -- A list shows what can be enabled: neither views nor partitioned tables, but the partitions that hold their rows.
-    and ($2::text is not null or (c.relkind = 'r' and c.relpersistence = 'p'))
+    -- A list shows what can be enabled: no views; partitioned tables, and the partitions that hold their rows.
+    and ($2::text is not null or (c.relkind in ('r', 'p') and c.relpersistence = 'p'))
     and ($3::text is null or strpos(lower(c.relname), lower($3)) > 0)
     and ($4::text is null or (n.nspname::text collate "C", c.relname::text collate "C")
         > ($4::text collate "C", $5::text collate "C"))
