@@ -3,9 +3,9 @@
 use aura_auth::{AuthError, LiveKey, ProjectRules, Role, Verified, Verifier, peek, token_from_headers};
 use aura_domain::{ProjectId, SqlName};
 use aura_kit::Code;
-use aura_store::{KeyRole, Project, ProjectAuth, TableRef};
+use aura_store::{KeyRole, NewAudit, Project, ProjectAuth, TableRef};
 use axum::{
-    extract::{FromRequestParts, RawPathParams},
+    extract::{FromRequestParts, MatchedPath, RawPathParams},
     http::{HeaderMap, request::Parts},
 };
 
@@ -52,6 +52,7 @@ impl FromRequestParts<AppState> for ProjectService {
             Caller::Platform => return Err(forbidden("a service_role key of the project")),
         };
         if wanted != Some(project.id) {
+            note_intrusion(parts, state, wanted, &project, &verified).await?;
             return Err(ApiError::project_not_found());
         }
         match (&verified.role, verified.key_id) {
@@ -61,6 +62,33 @@ impl FromRequestParts<AppState> for ProjectService {
             _ => Err(forbidden("a service_role key of the project")),
         }
     }
+}
+
+/// Who tries to change something with another project's key is noted, whether or not there is such a project: the answer and
+/// what it takes are the same.
+async fn note_intrusion(
+    parts: &Parts,
+    state: &AppState,
+    wanted: Option<ProjectId>,
+    own: &Project,
+    verified: &Verified,
+) -> Result<()> {
+    if parts.method.is_safe() || state.intrusions().count(own.id).is_err() {
+        return Ok(());
+    }
+    let key = verified.key_id.map(|key| format!("{key} ")).unwrap_or_default();
+    let route = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    let request = aura_kit::request_id::current();
+    let entry = NewAudit {
+        project: wanted,
+        actor: &format!("{key}{}", verified.role),
+        action: "access.refused",
+        target: format!("{} {route}", parts.method),
+        before: None,
+        after: Some(serde_json::json!({"key_of": own.id})),
+        request_id: request.as_deref(),
+    };
+    Ok(state.store().audit(entry).await?)
 }
 
 /// The right to administer one table of a project, by its physical names.
@@ -143,6 +171,27 @@ impl FromRequestParts<AppState> for ProjectPath {
         Platform::from_request_parts(parts, state).await?;
         let id = path_param(parts, state, "project").await?.parse().map_err(|_| ApiError::project_not_found())?;
         state.store().project(id).await?.map(Self).ok_or_else(ApiError::project_not_found)
+    }
+}
+
+/// The right to administer the platform, and one project that may have been deleted already, as long as something of it is
+/// left to be taken back.
+pub(crate) enum ProjectOrRemains {
+    Living(Project),
+    Deleted(Project),
+}
+
+impl FromRequestParts<AppState> for ProjectOrRemains {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self> {
+        Platform::from_request_parts(parts, state).await?;
+        let id = path_param(parts, state, "project").await?.parse().map_err(|_| ApiError::project_not_found())?;
+        if let Some(project) = state.store().project(id).await? {
+            return Ok(Self::Living(project));
+        }
+        let deleted = state.store().deleted_project(id).await?;
+        deleted.map(|deleted| Self::Deleted(deleted.project)).ok_or_else(ApiError::project_not_found)
     }
 }
 

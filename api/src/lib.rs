@@ -4,9 +4,12 @@
 mod access;
 mod engine;
 mod error;
+mod headers;
+mod once;
 mod openapi;
 mod paging;
 mod probes;
+mod project;
 mod routes;
 mod source;
 mod state;
@@ -97,6 +100,8 @@ impl Api {
         };
         let signals = self.state.progress().follow(self.state.store(), &stop);
         let engines = engine::sweep(&self.state, &stop);
-        tokio::join!(signals, toggle::reconcile(&self.state, &stop), engines, draining);
+        let projects = project::reconcile(&self.state, &stop);
+        let answers = once::sweep(&self.state, &stop);
+        tokio::join!(signals, toggle::reconcile(&self.state, &stop), projects, engines, answers, draining);
     }
 }

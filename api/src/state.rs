@@ -15,6 +15,9 @@ use crate::{
     toggle::{Progress, TableLocks, ToggleRate},
 };
 
+/// Tries of a project's keys on other projects that the audit gets in a minute: it can't be flooded.
+const INTRUSIONS_PER_MINUTE: u32 = 20;
+
 /// What handlers share.
 #[derive(Clone)]
 pub(crate) struct AppState {
@@ -30,6 +33,7 @@ struct Inner {
     sources: Sources,
     locks: TableLocks,
     rate: ToggleRate,
+    intrusions: ToggleRate,
     progress: Progress,
     closer: Closer,
     draining: AtomicBool,
@@ -41,6 +45,7 @@ impl AppState {
             sources: Sources::new(deps.settings.source_connections),
             locks: TableLocks::default(),
             rate: ToggleRate::new(deps.settings.toggles_per_minute),
+            intrusions: ToggleRate::new(INTRUSIONS_PER_MINUTE),
             progress: Progress::default(),
             closer: Closer::default(),
             draining: AtomicBool::new(false),
@@ -91,6 +96,11 @@ impl AppState {
     /// How often a project may change its toggles.
     pub(crate) fn rate(&self) -> &ToggleRate {
         &self.inner.rate
+    }
+
+    /// How often a project's keys may try another project before nobody writes it down any more.
+    pub(crate) fn intrusions(&self) -> &ToggleRate {
+        &self.inner.intrusions
     }
 
     /// News of the workers' progress.

@@ -1,13 +1,16 @@
 //! The control plane on a real PostgreSQL, with a worker played by the test.
 
+mod audit;
 mod contract;
 mod credentials;
 mod document;
 mod engines;
 mod harness;
 mod keys;
+mod once;
 mod permission;
 mod process;
+mod project_changes;
 mod projects;
 mod sources;
 mod takeover;

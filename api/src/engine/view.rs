@@ -244,6 +244,7 @@ mod tests {
             slot_name: "aura_cdc_slot".to_owned(),
             plugin: Plugin::Auto,
             slot_recreate: SlotRecreate::Auto,
+            version: 1,
         }
     }
 

@@ -42,7 +42,8 @@ fn parameters(operation: &mut Operation) {
             "source" => "shared",
             "table" => "messages",
             "prefer" => "wait=5",
-            "if-match" => "\"3\"",
+            "if-match" => "\"v3\"",
+            "idempotency-key" => "9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d",
             _ => continue,
         };
         *parameter = ParameterBuilder::from(known.clone()).example(Some(example.into())).build().into();

@@ -147,6 +147,9 @@ fn of_parameter(parameter: &Parameter) -> &'static [Code] {
             &[Code::MalformedRequest, Code::SchemaNotFound, Code::InvalidName, Code::SystemSchemaNotSupported]
         }
         (ParameterIn::Query, "limit" | "cursor") => &[Code::MalformedRequest, Code::InvalidParameter],
+        (ParameterIn::Header, "idempotency-key") => {
+            &[Code::InvalidParameter, Code::IdempotencyInProgress, Code::IdempotencyKeyReused]
+        }
         (ParameterIn::Header, "if-match") => &[Code::PreconditionFailed],
         (ParameterIn::Query | ParameterIn::Path, _) => &[Code::MalformedRequest],
         _ => &[],

@@ -5,7 +5,7 @@ use aura_kit::{Code, Json, Problem};
 use aura_store::{Caller, Source};
 use axum::{
     extract::{Path, State},
-    http::{HeaderMap, StatusCode, header},
+    http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
@@ -16,10 +16,10 @@ use crate::{
     access::Platform,
     engine::{self, EngineView, StopTerms, Stopped},
     error::{ApiError, Result},
+    headers::Wait,
     openapi::ASKS_SOURCE,
     routes::{engines::show, sources::find_source},
     state::AppState,
-    toggle::wait,
 };
 
 /// Longest drain.
@@ -86,10 +86,10 @@ pub(crate) async fn start_engine(
     platform: Platform,
     State(state): State<AppState>,
     Path(word): Path<String>,
-    headers: HeaderMap,
+    Wait(wait): Wait,
     _: Option<Json<Nothing>>,
 ) -> Result<Response> {
-    let (request, wait) = (Request::of(&platform), wait(&headers));
+    let request = Request::of(&platform);
     in_time(wait + BEYOND, async {
         let source = find_source(&state, &word).await?;
         let runs = engine::start(&state, &source, wait, request.caller()).await?;

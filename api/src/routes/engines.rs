@@ -1,3 +1,5 @@
+use std::collections::HashMap;
+
 use aura_domain::Position;
 use aura_kit::Json;
 use aura_store::{Gap, Source};
@@ -5,24 +7,24 @@ use axum::{
     extract::{FromRequestParts, State},
     http::request::Parts,
 };
-use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::{
     access::{Platform, path_param},
     engine::{EngineView, view},
     error::{ApiError, Result},
-    paging,
+    paging::PageQuery,
     routes::{Params, sources::find_source},
     state::AppState,
 };
 
-/// All engines.
+/// A page of engines.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct EnginePage {
     /// By their source's name.
     items: Vec<EngineView>,
-    /// Always null: there are few.
+    /// Behind the last item; null at the end.
     next_cursor: Option<String>,
 }
 
@@ -53,20 +55,28 @@ impl FromRequestParts<AppState> for SourcePath {
     path = "/v1/engines",
     operation_id = "list_engines",
     tag = "engines",
+    params(PageQuery),
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "All of them", body = EnginePage)
+        (status = 200, description = "A page", body = EnginePage)
     )
 )]
-pub(crate) async fn list_engines(_: Platform, State(state): State<AppState>) -> Result<Json<EnginePage>> {
-    let store = state.store();
+pub(crate) async fn list_engines(
+    _: Platform,
+    State(state): State<AppState>,
+    Params(query): Params<PageQuery>,
+) -> Result<Json<EnginePage>> {
+    let (store, window) = (state.store(), query.window::<String>("engines")?);
+    let mut sources = store.list_sources(window.after.as_deref(), window.fetch()).await?;
+    let next_cursor = window.cut(&mut sources, |source| source.name.clone());
     let (engines, workers) = (store.engines().await?, store.workers().await?);
+    let engines: HashMap<_, _> = engines.into_iter().map(|engine| (engine.source, engine)).collect();
     let mut items = Vec::new();
-    for source in store.sources().await? {
-        let Some(engine) = engines.iter().find(|engine| engine.source == source.id) else { continue };
+    for source in sources {
+        let Some(engine) = engines.get(&source.id) else { continue };
         items.push(view(&source, engine.clone(), store.position(source.id).await?, &workers));
     }
-    Ok(Json(EnginePage { items, next_cursor: None }))
+    Ok(Json(EnginePage { items, next_cursor }))
 }
 
 /// Show an engine.
@@ -132,17 +142,6 @@ pub(crate) struct GapPage {
     next_cursor: Option<String>,
 }
 
-#[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct GapQuery {
-    /// `next_cursor` of the page before.
-    cursor: Option<String>,
-    /// Items, 1 to 1000.
-    #[param(default = 100)]
-    limit: Option<u32>,
-}
-
 /// List announced losses.
 ///
 /// Newest first. Each was sent to the subscribers it concerns.
@@ -151,7 +150,7 @@ pub(crate) struct GapQuery {
     path = "/v1/engines/{source}/gaps",
     operation_id = "list_gaps",
     tag = "engines",
-    params(("source" = String, Path, description = "Id or name of the source", example = "shared"), GapQuery),
+    params(("source" = String, Path, description = "Id or name of the source", example = "shared"), PageQuery),
     security(("apikey" = []), ("bearer" = [])),
     responses(
         (status = 200, description = "A page", body = GapPage)
@@ -160,13 +159,10 @@ pub(crate) struct GapQuery {
 pub(crate) async fn list_gaps(
     source: SourcePath,
     State(state): State<AppState>,
-    Params(query): Params<GapQuery>,
+    Params(query): Params<PageQuery>,
 ) -> Result<Json<GapPage>> {
-    let limit = paging::limit(query.limit)?;
-    let before = paging::key::<i64>(query.cursor.as_deref())?;
-    let mut gaps = state.store().gaps(source.into_source().id, before, limit + 1).await?;
-    let more = gaps.len() > limit as usize;
-    gaps.truncate(limit as usize);
-    let next_cursor = gaps.last().filter(|_| more).map(|gap| paging::cursor(&gap.id));
+    let window = query.window::<i64>("gaps")?;
+    let mut gaps = state.store().gaps(source.into_source().id, window.after, window.fetch()).await?;
+    let next_cursor = window.cut(&mut gaps, |gap| gap.id);
     Ok(Json(GapPage { items: gaps.into_iter().map(GapView::from).collect(), next_cursor }))
 }

@@ -1,5 +1,6 @@
 //! Routes. One exists only through its documented handler.
 
+mod audit;
 mod docs;
 mod engine_verbs;
 mod engines;
@@ -17,8 +18,8 @@ use axum::{
     extract::{FromRequestParts, Query},
     http::request::Parts,
 };
-use serde::de::DeserializeOwned;
-use utoipa::openapi::OpenApi;
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
+use utoipa::{IntoParams, ToSchema, openapi::OpenApi};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
@@ -40,13 +41,47 @@ impl<T: DeserializeOwned> FromRequestParts<AppState> for Params<T> {
     }
 }
 
+/// Tells null from absent: absent leaves a member as it is, null brings its default back.
+pub(crate) fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    value: D,
+) -> std::result::Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(value).map(Some)
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DryRun {
+    /// Only look whether it would do, and say what would be done; nothing is changed.
+    #[serde(default)]
+    pub(crate) dry_run: bool,
+}
+
+/// What would be done (`dry_run`).
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Plan {
+    /// In order.
+    #[schema(example = json!(["make the project shop in the source shared", "make its keys"]))]
+    pub(crate) plan: Vec<String>,
+}
+
+/// What was done, or with `dry_run` what would be.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum DoneOr<D, P> {
+    Done(D),
+    Planned(P),
+}
+
 /// Everything, and the document that describes it.
 fn documented() -> OpenApiRouter<AppState> {
     OpenApiRouter::with_openapi(openapi::base())
         .routes(routes!(toggle::get_table_realtime, toggle::put_table_realtime, toggle::delete_table_realtime))
         .routes(routes!(tables::list_tables))
         .routes(routes!(projects::list_projects, projects::create_project))
-        .routes(routes!(projects::get_project))
+        .routes(routes!(projects::get_project, projects::update_project, projects::delete_project))
+        .routes(routes!(audit::list_project_audit))
+        .routes(routes!(audit::list_audit))
         .routes(routes!(explain::explain_change))
         .routes(routes!(sources::list_sources, sources::create_source))
         .routes(routes!(sources::get_source, sources::update_source, sources::delete_source))

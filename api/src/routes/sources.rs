@@ -8,15 +8,18 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use secrecy::SecretString;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     access::Platform,
     error::{ApiError, Result},
+    headers::{IfMatch, version_etag},
+    once::OnceJson,
     openapi::ASKS_SOURCE,
-    routes::{Params, engine_verbs::Request, engines::SourcePath},
-    source::{Checked, Deleted, change, check, delete},
+    paging::PageQuery,
+    routes::{DoneOr, DryRun, Params, Plan, engine_verbs::Request, engines::SourcePath, present},
+    source::{Checked, Deleted, change, check, delete, plan_deletion},
     state::AppState,
 };
 
@@ -69,12 +72,12 @@ impl From<Source> for SourceView {
     }
 }
 
-/// All sources.
+/// A page of sources.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct SourcePage {
     /// By name.
     items: Vec<SourceView>,
-    /// Always null: there are few.
+    /// Behind the last item; null at the end.
     next_cursor: Option<String>,
 }
 
@@ -127,13 +130,6 @@ pub(crate) struct PatchSource {
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<SlotRecreate>)]
     slot_recreate: Option<Option<SlotRecreate>>,
-}
-
-/// Tells null from absent.
-fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
-    value: D,
-) -> std::result::Result<Option<Option<T>>, D::Error> {
-    Option::deserialize(value).map(Some)
 }
 
 impl CreateSource {
@@ -196,19 +192,13 @@ fn checked_slot_name(name: &str) -> Result<()> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct CreateQuery {
-    /// Only look whether it would do; nothing is saved.
-    #[serde(default)]
-    dry_run: bool,
-}
-
-#[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct DeleteQuery {
     /// End the engine first, and delete the source also if its server can't be reached.
     #[serde(default)]
     force: bool,
+    /// Only say what would be done; nothing is changed.
+    #[serde(default)]
+    dry_run: bool,
 }
 
 /// List sources.
@@ -219,14 +209,21 @@ pub(crate) struct DeleteQuery {
     path = "/v1/sources",
     operation_id = "list_sources",
     tag = "sources",
+    params(PageQuery),
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "All of them", body = SourcePage)
+        (status = 200, description = "A page", body = SourcePage)
     )
 )]
-pub(crate) async fn list_sources(_: Platform, State(state): State<AppState>) -> Result<Json<SourcePage>> {
-    let sources = state.store().sources().await?;
-    Ok(Json(SourcePage { items: sources.into_iter().map(SourceView::from).collect(), next_cursor: None }))
+pub(crate) async fn list_sources(
+    _: Platform,
+    State(state): State<AppState>,
+    Params(query): Params<PageQuery>,
+) -> Result<Json<SourcePage>> {
+    let window = query.window::<String>("sources")?;
+    let mut sources = state.store().list_sources(window.after.as_deref(), window.fetch()).await?;
+    let next_cursor = window.cut(&mut sources, |source| source.name.clone());
+    Ok(Json(SourcePage { items: sources.into_iter().map(SourceView::from).collect(), next_cursor }))
 }
 
 /// Create a source.
@@ -239,28 +236,34 @@ pub(crate) async fn list_sources(_: Platform, State(state): State<AppState>) -> 
     operation_id = "create_source",
     tag = "sources",
     extensions(("x-codes" = json!([Code::SourceExists]))),
-    params(CreateQuery),
+    params(
+        ("idempotency-key" = Option<String>, Header, description = "Any text of 1 to 255 bytes: a repeated request is answered as the first one was, for 24 h"),
+        DryRun
+    ),
     request_body = CreateSource,
     security(("apikey" = []), ("bearer" = [])),
     responses(
         (status = 200, description = "Nothing was saved: what was found (`dry_run`)", body = Checked),
-        (status = 201, description = "The source", body = SourceView, headers(("Location" = String, description = "The source")))
+        (status = 201, description = "The source", body = SourceView, headers(("Location" = String, description = "The source"), ("ETag" = String, description = "Its version")))
     )
 )]
 pub(crate) async fn create_source(
     platform: Platform,
     State(state): State<AppState>,
-    Params(query): Params<CreateQuery>,
-    Json(body): Json<CreateSource>,
+    Params(query): Params<DryRun>,
+    OnceJson { body, once }: OnceJson<CreateSource>,
 ) -> Result<Response> {
     let new = body.check()?;
     if query.dry_run {
         let id = SourceId(uuid::Uuid::new_v4());
         return Ok(Json(check(&new.into_source(id)).await?).into_response());
     }
-    let source = state.store().create_source(new, Request::of(&platform).caller()).await?;
-    let location = format!("/v1/sources/{}", source.id);
-    Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(SourceView::from(source))).into_response())
+    once.run(&state, platform.actor(), async |id| {
+        let source = state.store().create_source(SourceId(id), new, Request::of(&platform).caller()).await?;
+        let location = format!("/v1/sources/{}", source.id);
+        Ok((StatusCode::CREATED, [(header::LOCATION, location)], shown(source)).into_response())
+    })
+    .await
 }
 
 /// Show a source.
@@ -274,11 +277,16 @@ pub(crate) async fn create_source(
     params(("source" = String, Path, description = "Id or name of the source", example = "shared")),
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "The source", body = SourceView)
+        (status = 200, description = "The source", body = SourceView, headers(("ETag" = String, description = "Its version")))
     )
 )]
-pub(crate) async fn get_source(source: SourcePath) -> Json<SourceView> {
-    Json(source.into_source().into())
+pub(crate) async fn get_source(source: SourcePath) -> Response {
+    shown(source.into_source())
+}
+
+/// A source and its version.
+fn shown(source: Source) -> Response {
+    ([(header::ETAG, version_etag(source.version))], Json(SourceView::from(source))).into_response()
 }
 
 /// Change a source.
@@ -291,23 +299,33 @@ pub(crate) async fn get_source(source: SourcePath) -> Json<SourceView> {
     operation_id = "update_source",
     tag = "sources",
     extensions(("x-codes" = json!([Code::EngineStateConflict]))),
-    params(("source" = String, Path, description = "Id or name of the source", example = "shared")),
+    params(
+        ("source" = String, Path, description = "Id or name of the source", example = "shared"),
+        ("if-match" = Option<String>, Header, description = "ETag of the version that the change is based on"),
+        DryRun
+    ),
     request_body = PatchSource,
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "The source as it is now", body = SourceView),
-        (status = 409, description = "`engine_state_conflict`: stop its engine first; the problem has `state` and `legal_verbs`")
+        (status = 200, description = "The source as it is now; with `dry_run` what was found, as `validate` has it", body = DoneOr<SourceView, Checked>, headers(("ETag" = String, description = "Its version")))
     )
 )]
 pub(crate) async fn update_source(
     platform: Platform,
     source: SourcePath,
     State(state): State<AppState>,
+    if_match: IfMatch,
+    Params(query): Params<DryRun>,
     Json(body): Json<PatchSource>,
-) -> Result<Json<SourceView>> {
+) -> Result<Response> {
     let change_to = body.check()?;
     let source = source.into_source();
-    Ok(Json(change(&state, &source, change_to, Request::of(&platform).caller()).await?.into()))
+    if query.dry_run {
+        if_match.check(&version_etag(source.version), true)?;
+        let found = check(&change_to.applied_to(source)).await?;
+        return Ok(Json(DoneOr::<SourceView, _>::Planned(found)).into_response());
+    }
+    Ok(shown(change(&state, &source, change_to, &if_match, Request::of(&platform).caller()).await?))
 }
 
 /// Delete a source.
@@ -320,22 +338,30 @@ pub(crate) async fn update_source(
     operation_id = "delete_source",
     tag = "sources",
     extensions(("x-codes" = json!([ASKS_SOURCE, Code::EngineStateConflict, Code::SourceInUse, Code::SlotInUseByOther]))),
-    params(("source" = String, Path, description = "Id or name of the source", example = "orders"), DeleteQuery),
+    params(
+        ("source" = String, Path, description = "Id or name of the source", example = "orders"),
+        ("if-match" = Option<String>, Header, description = "ETag of the version that is to be deleted"),
+        DeleteQuery
+    ),
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "It is deleted: what became of its slot and publication", body = Deleted),
-        (status = 409, description = "`engine_state_conflict`: stop its engine first. `source_in_use`: the problem has `projects`. `slot_in_use_by_other`: the problem has `pid` and `application_name`"),
-        (status = 503, description = "`source_unreachable`: its slot would stay; `force=true` deletes it nevertheless")
+        (status = 200, description = "It is deleted: what became of its slot and publication; with `dry_run` a `Plan`", body = DoneOr<Deleted, Plan>)
     )
 )]
 pub(crate) async fn delete_source(
     platform: Platform,
     source: SourcePath,
     State(state): State<AppState>,
+    if_match: IfMatch,
     Params(query): Params<DeleteQuery>,
-) -> Result<Json<Deleted>> {
+) -> Result<Response> {
     let source = source.into_source();
-    Ok(Json(delete(&state, &source, query.force, Request::of(&platform).caller()).await?))
+    if query.dry_run {
+        let plan = plan_deletion(&state, &source, query.force, &if_match).await?;
+        return Ok(Json(DoneOr::<Deleted, _>::Planned(Plan { plan })).into_response());
+    }
+    let deleted = delete(&state, &source, query.force, &if_match, Request::of(&platform).caller()).await?;
+    Ok(Json(DoneOr::<_, Plan>::Done(deleted)).into_response())
 }
 
 /// Look whether a source has what we need.

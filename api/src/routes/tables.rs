@@ -12,7 +12,7 @@ use crate::{
     access::{ProjectService, physical_schema},
     error::Result,
     openapi::ASKS_SOURCE,
-    paging,
+    paging::Window,
     routes::Params,
     source::AdminLease,
     state::AppState,
@@ -32,7 +32,7 @@ pub(crate) struct ListQuery {
     /// `next_cursor` of the page before.
     cursor: Option<String>,
     /// Items, 1 to 1000.
-    #[param(default = 100)]
+    #[param(default = 100, minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 
@@ -66,15 +66,14 @@ pub(crate) async fn list_tables(
     Params(query): Params<ListQuery>,
 ) -> Result<Json<TablePage>> {
     let project = service.project();
-    let limit = paging::limit(query.limit)?;
+    let window = Window::new("tables", query.cursor.as_deref(), query.limit)?;
     let schemas = match &query.schema {
         Some(word) => vec![physical_schema(project, Some(word))?],
         None => project.settings.schemas.iter().chain([&project.schema]).cloned().collect(),
     };
-    let after = paging::key::<(String, String)>(query.cursor.as_deref())?;
     let admin = state.sources().admin(state.store(), project.source).await?;
-    let walk = Walk { state: &state, project, admin: &admin, schemas: &schemas, query: &query, limit };
-    let page = walk.page(after).await?;
+    let walk = Walk { state: &state, project, admin: &admin, schemas: &schemas, query: &query, window: &window };
+    let page = walk.page().await?;
     admin.done();
     Ok(Json(page))
 }
@@ -86,18 +85,18 @@ struct Walk<'a> {
     admin: &'a AdminLease,
     schemas: &'a [SqlName],
     query: &'a ListQuery,
-    limit: u32,
+    window: &'a Window<(String, String)>,
 }
 
 impl Walk<'_> {
     /// The first `limit` tables behind `after` that match.
-    async fn page(&self, mut after: Option<(String, String)>) -> Result<TablePage> {
-        let wanted = self.limit as usize;
+    async fn page(&self) -> Result<TablePage> {
+        let (wanted, mut after) = (self.window.limit as usize, self.window.after.clone());
         let mut items = Vec::new();
         loop {
             let cursor = after.as_ref().map(|(schema, table)| (schema.as_str(), table.as_str()));
             let tables =
-                self.admin.tables(self.schemas, self.query.q.as_deref(), cursor, i64::from(self.limit)).await?;
+                self.admin.tables(self.schemas, self.query.q.as_deref(), cursor, i64::from(self.window.limit)).await?;
             let registrations = self.registrations(cursor).await?;
             let more = tables.len() >= wanted;
             for info in &tables {
@@ -107,7 +106,7 @@ impl Walk<'_> {
                     items.push(item);
                 }
                 if items.len() == wanted {
-                    return Ok(TablePage { items, next_cursor: after.as_ref().map(paging::cursor) });
+                    return Ok(TablePage { items, next_cursor: after.map(|key| self.window.cursor(&key)) });
                 }
             }
             if !more {

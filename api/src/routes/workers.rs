@@ -5,7 +5,7 @@ use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::{access::Platform, error::Result, state::AppState};
+use crate::{access::Platform, error::Result, paging::PageQuery, routes::Params, state::AppState};
 
 /// A process of the pool that runs engines.
 #[derive(Debug, Serialize, ToSchema)]
@@ -34,12 +34,12 @@ pub(crate) struct WorkerView {
     silent_ms: i64,
 }
 
-/// The pool.
+/// A page of the pool.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct WorkerPage {
     /// By start.
     items: Vec<WorkerView>,
-    /// Always null: there are few.
+    /// Behind the last item; null at the end.
     next_cursor: Option<String>,
 }
 
@@ -51,15 +51,29 @@ pub(crate) struct WorkerPage {
     path = "/v1/workers",
     operation_id = "list_workers",
     tag = "engines",
+    params(PageQuery),
     security(("apikey" = []), ("bearer" = [])),
     responses(
-        (status = 200, description = "All of them", body = WorkerPage)
+        (status = 200, description = "A page", body = WorkerPage)
     )
 )]
-pub(crate) async fn list_workers(_: Platform, State(state): State<AppState>) -> Result<Json<WorkerPage>> {
-    let (workers, engines) = (state.store().workers().await?, state.store().engines().await?);
+pub(crate) async fn list_workers(
+    _: Platform,
+    State(state): State<AppState>,
+    Params(query): Params<PageQuery>,
+) -> Result<Json<WorkerPage>> {
+    let window = query.window::<(String, String)>("workers")?;
+    let (mut workers, engines) = (state.store().workers().await?, state.store().engines().await?);
+    // A pool is small: it is read whole.
+    workers.retain(|worker| window.after.as_ref().is_none_or(|after| key(worker) > *after));
+    let next_cursor = window.cut(&mut workers, key);
     let items = workers.into_iter().map(|worker| shown(worker, &engines)).collect();
-    Ok(Json(WorkerPage { items, next_cursor: None }))
+    Ok(Json(WorkerPage { items, next_cursor }))
+}
+
+/// In the order of the list.
+fn key(worker: &WorkerRow) -> (String, String) {
+    (worker.started_at.clone(), worker.id.0.clone())
 }
 
 fn shown(worker: WorkerRow, engines: &[Engine]) -> WorkerView {

@@ -6,4 +6,4 @@ mod write;
 
 pub(crate) use check::{Checked, check};
 pub(crate) use pool::{AdminLease, Sources};
-pub(crate) use write::{Deleted, change, delete};
+pub(crate) use write::{Deleted, Fate, Remains, change, delete, plan_deletion};

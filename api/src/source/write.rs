@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use aura_domain::{SourceId, Verb};
+use aura_domain::{EngineState, SourceId, Verb};
 use aura_kit::{Code, Problem};
 use aura_pgsource::{SourceError, SourceUrl, SqlState, connect_sql, publication::drop_publication, slot};
 use aura_store::{Caller, Source, SourceChange, SourceWrite};
@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use crate::{
     engine::{self, Stopped},
     error::{ApiError, Result},
+    headers::{IfMatch, changed, version_etag},
     state::AppState,
 };
 
@@ -28,14 +29,14 @@ pub(crate) struct Deleted {
     publication: Remains,
 }
 
-/// Something that a source had in its server.
+/// Something that we had in a customer's server.
 #[derive(Debug, Serialize, ToSchema)]
-struct Remains {
+pub(crate) struct Remains {
     /// Its name.
     #[schema(example = "aura_cdc_0191d0a0")]
-    name: String,
+    pub(crate) name: String,
     /// What became of it.
-    fate: Fate,
+    pub(crate) fate: Fate,
 }
 
 aura_domain::words! {
@@ -57,17 +58,26 @@ pub(crate) async fn change(
     state: &AppState,
     source: &Source,
     change: SourceChange,
+    if_match: &IfMatch,
     caller: Caller<'_>,
 ) -> Result<Source> {
-    done(state.store().update_source(source.id, change, caller).await?)
+    let based_on = |version| if_match.allows(&version_etag(version), true);
+    done(state.store().update_source(source.id, change, based_on, caller).await?)
 }
 
 /// Deletes a source, after what we made in its server.
-pub(crate) async fn delete(state: &AppState, source: &Source, force: bool, caller: Caller<'_>) -> Result<Deleted> {
+pub(crate) async fn delete(
+    state: &AppState,
+    source: &Source,
+    force: bool,
+    if_match: &IfMatch,
+    caller: Caller<'_>,
+) -> Result<Deleted> {
+    if_match.check(&version_etag(source.version), true)?;
     if force {
         end(state, source, caller).await?;
     }
-    done(state.store().source_deletable(source.id, force).await?)?;
+    deletable(state, source, force, if_match).await?;
     let slot = unless_unreachable(drop_slot(source).await, force)?;
     let publication = unless_unreachable(drop_own_publication(source).await, force)?;
     done(state.store().delete_source(source.id, force, caller).await?)?;
@@ -76,6 +86,35 @@ pub(crate) async fn delete(state: &AppState, source: &Source, force: bool, calle
         slot: Remains { name: source.slot_name.clone(), fate: slot },
         publication: Remains { name: slot::slot_name(source.id), fate: publication },
     })
+}
+
+/// Whether it may be deleted now.
+async fn deletable(state: &AppState, source: &Source, force: bool, if_match: &IfMatch) -> Result<Source> {
+    let based_on = |version| if_match.allows(&version_etag(version), true);
+    done(state.store().source_deletable(source.id, force, based_on).await?)
+}
+
+/// What deleting it would do, in order.
+pub(crate) async fn plan_deletion(
+    state: &AppState,
+    source: &Source,
+    force: bool,
+    if_match: &IfMatch,
+) -> Result<Vec<String>> {
+    let source = deletable(state, source, force, if_match).await?;
+    let engine = state.store().engine(source.id).await?;
+    let mut plan = Vec::new();
+    if engine.is_some_and(|engine| engine.state != EngineState::Stopped) {
+        plan.push("end its engine".to_owned());
+    }
+    if source.has_default_slot() {
+        plan.push(format!("drop the replication slot {}, unless somebody uses it", source.slot_name));
+    } else {
+        plan.push(format!("leave the replication slot {} as it is", source.slot_name));
+    }
+    plan.push(format!("drop the publication {}, if there is one", slot::slot_name(source.id)));
+    plan.push("forget the source, its engine and its gaps".to_owned());
+    Ok(plan)
 }
 
 /// Ends its engine; a source that can't be reached is none that holds its deletion up.
@@ -93,6 +132,7 @@ async fn end(state: &AppState, source: &Source, caller: Caller<'_>) -> Result<()
 fn done(write: SourceWrite) -> Result<Source> {
     match write {
         SourceWrite::Done(source) => Ok(*source),
+        SourceWrite::Changed => Err(changed()),
         SourceWrite::NotStopped(state) => Err(engine::conflict("that change", Some(Verb::Start), state, None)),
         SourceWrite::InUse(projects) => {
             Err(Problem::new(Code::SourceInUse, "Delete its projects first.").with("projects", projects).into())

@@ -1,4 +1,4 @@
-use aura_kit::{Code, request_id};
+use aura_kit::request_id;
 use aura_pgsource::admin::{Admin, TableInfo};
 use aura_store::{NewAudit, NewRegistration, Registration, RegistrationStatus};
 use tokio::time::Instant;
@@ -10,12 +10,7 @@ use super::{
     target,
     view::{drifted, view},
 };
-use crate::{
-    access::TableService,
-    error::{ApiError, Result},
-    source::AdminLease,
-    state::AppState,
-};
+use crate::{access::TableService, error::Result, source::AdminLease, state::AppState};
 
 /// What a PUT, GET or DELETE answers.
 #[derive(Debug)]
@@ -68,9 +63,7 @@ impl Change<'_> {
     async fn write(&self, enabled: bool) -> Result<Written> {
         let admin = self.state.sources().admin(self.state.store(), self.service.project().source).await?;
         let known = self.state.store().registration(self.service.reference()).await?;
-        if !self.options.matches(&etag(known.as_ref()), known.is_some()) {
-            return Err(ApiError::new(Code::PreconditionFailed, "GET it again; somebody else has changed it."));
-        }
+        self.options.if_match.check(&etag(known.as_ref()), known.is_some())?;
         let written = match (enabled, self.options.dry_run) {
             (true, false) => self.turn_on(&admin, known).await?,
             (false, false) => self.turn_off(&admin, known).await?,

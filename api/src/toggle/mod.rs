@@ -12,9 +12,10 @@ mod view;
 
 pub(crate) use change::{Answer, Change, show};
 pub(crate) use locks::TableLocks;
-pub(crate) use options::{Options, wait};
+pub(crate) use options::Options;
+pub(crate) use partitions::{Former, to_restore};
 pub(crate) use progress::Progress;
 pub(crate) use rate::ToggleRate;
-pub(crate) use reconcile::reconcile;
+pub(crate) use reconcile::{problem, reconcile};
 pub(crate) use target::CHANGES_TABLE;
 pub(crate) use view::{RegistrationView, Unregistered, etag, view};

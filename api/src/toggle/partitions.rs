@@ -8,10 +8,10 @@ use crate::{error::Result, state::AppState};
 
 /// A table or partition, and the replica identity that it had.
 #[derive(Debug)]
-pub(super) struct Former {
-    pub(super) relation: Relation,
-    pub(super) oid: u32,
-    pub(super) identity: ReplicaIdentity,
+pub(crate) struct Former {
+    pub(crate) relation: Relation,
+    pub(crate) oid: u32,
+    pub(crate) identity: ReplicaIdentity,
 }
 
 pub(super) fn to_identity(info: &TableInfo) -> ReplicaIdentity {
@@ -54,7 +54,7 @@ fn alter_sql(relation: &Relation, identity: &str) -> String {
 
 /// What gets its former identity back when the table is turned off: what still is FULL since we set it, and is of no other
 /// registration, as a partition may be.
-pub(super) async fn to_restore(
+pub(crate) async fn to_restore(
     state: &AppState,
     known: &Registration,
     info: Option<&TableInfo>,

@@ -14,8 +14,8 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Projects that are remembered before old windows are swept.
 const SWEEP_ABOVE: usize = 1024;
 
-/// At most so many changing toggles of a project in a minute (R-HOLE-3): each costs a change of the running filter. Per
-/// process, in windows of a minute.
+/// At most so much of something per project in a minute, such as changing toggles (R-HOLE-3): each costs a change of the
+/// running filter. Per process, in windows of a minute.
 pub(crate) struct ToggleRate {
     per_minute: u32,
     windows: Mutex<HashMap<ProjectId, Window>>,

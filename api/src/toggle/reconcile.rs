@@ -43,7 +43,7 @@ pub(crate) async fn set_identity(store: &Store, admin: &Admin, registration: Reg
 }
 
 /// What the client learns of an ALTER that failed.
-async fn problem(admin: &Admin, relation: &Relation, error: IdentityError) -> Result<ApiError> {
+pub(crate) async fn problem(admin: &Admin, relation: &Relation, error: IdentityError) -> Result<ApiError> {
     Ok(match error {
         IdentityError::LockTimeout { blocker } => {
             let detail = "Another transaction holds a lock on the table; it was waited for 3 s.";

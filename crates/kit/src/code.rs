@@ -68,6 +68,10 @@ codes! {
     SourceExists = "source_exists", 409, false, "A source of that name exists";
     /// Projects live in the source; `projects` says how many.
     SourceInUse = "source_in_use", 409, false, "Projects use that source";
+    /// Tables of a schema that the project would give up are on; `tables` says how many.
+    SchemaInUse = "schema_in_use", 409, false, "Tables of that schema are on";
+    /// The same `Idempotency-Key` is being worked on.
+    IdempotencyInProgress = "idempotency_in_progress", 409, true, "A request with that Idempotency-Key is under way";
     /// Another project owns that schema of the source.
     SchemaTaken = "schema_taken", 409, false, "That schema belongs to another project";
     /// Our role is not the table's owner; `sql` tells the owner what to run.
@@ -92,6 +96,8 @@ codes! {
     InvalidBody = "invalid_body", 422, false, "The body is not what this operation takes";
     /// A parameter's value is out of range.
     InvalidParameter = "invalid_parameter", 422, false, "A parameter has an illegal value";
+    /// The `Idempotency-Key` belongs to another request.
+    IdempotencyKeyReused = "idempotency_key_reused", 422, false, "That Idempotency-Key was used for another request";
     /// Not a legal PostgreSQL identifier.
     InvalidName = "invalid_name", 422, false, "Not a PostgreSQL identifier";
     /// Views and materialised views have no changes of their own.

@@ -3,7 +3,7 @@
 use std::{fmt, marker::PhantomData, time::Duration};
 
 use axum::{
-    body::HttpBody,
+    body::{Body, Bytes, HttpBody},
     extract::{FromRequest, OptionalFromRequest, Request, rejection::JsonRejection},
     response::{IntoResponse, Response},
 };
@@ -31,8 +31,30 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
         match timeout(ARRIVAL, <axum::Json<Object<T>> as FromRequest<S>>::from_request(request, state)).await {
             Ok(Ok(axum::Json(Object(body)))) => Ok(Self(body)),
             Ok(Err(rejection)) => Err(problem(&rejection)),
-            Err(_) => Err(Problem::new(Code::RequestTimeout, "The body did not arrive in 10 s.")),
+            Err(_) => Err(late()),
         }
+    }
+}
+
+fn late() -> Problem {
+    Problem::new(Code::RequestTimeout, "The body did not arrive in 10 s.")
+}
+
+/// A JSON body as [`Json`] has it, and its bytes as they came.
+#[derive(Debug, Clone)]
+pub struct JsonBytes<T>(pub T, pub Bytes);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBytes<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let (parts, body) = request.into_parts();
+        let whole = Request::from_parts(parts.clone(), body);
+        let bytes = timeout(ARRIVAL, Bytes::from_request(whole, state)).await.map_err(|_| late())?;
+        let bytes = bytes.map_err(|rejection| problem(&JsonRejection::from(rejection)))?;
+        let again = Request::from_parts(parts, Body::from(bytes.clone()));
+        let Json(value) = <Json<T> as FromRequest<S>>::from_request(again, state).await?;
+        Ok(Self(value, bytes))
     }
 }
 

@@ -18,7 +18,7 @@ pub use boot::{Configuration, run, supervise};
 pub use code::Code;
 pub use config::{Environment, PlatformArgs, PlatformKeyArgs, Problems};
 pub use failure::{Component, Failure, with_causes};
-pub use json::Json;
+pub use json::{Json, JsonBytes};
 pub use probes::{Probes, Report};
 pub use problem::Problem;
 pub use shutdown::{Cap, ShutdownArgs, ShutdownHandle, ShutdownOptions};

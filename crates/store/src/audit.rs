@@ -33,7 +33,26 @@ pub struct Caller<'a> {
     pub request_id: Option<&'a str>,
 }
 
+impl<'a> From<&'a str> for Caller<'a> {
+    /// Somebody who asks outside of any request.
+    fn from(actor: &'a str) -> Self {
+        Self { actor, request_id: None }
+    }
+}
+
 impl<'a> Caller<'a> {
+    /// An entry about something of a project.
+    pub(crate) fn project_entry(
+        self,
+        project: ProjectId,
+        action: &'static str,
+        target: impl ToString,
+        before: Option<Value>,
+        after: Option<Value>,
+    ) -> NewAudit<'a> {
+        NewAudit { project: Some(project), ..self.entry(action, target, before, after) }
+    }
+
     /// An entry about something of the installation.
     pub(crate) fn entry(
         self,
@@ -47,6 +66,19 @@ impl<'a> Caller<'a> {
     }
 }
 
+/// Which entries to list.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AuditFilter<'a> {
+    /// Only this project's.
+    pub project: Option<ProjectId>,
+    /// Only of this action.
+    pub action: Option<&'a str>,
+    /// Only those with a smaller id (the cursor).
+    pub before: Option<i64>,
+    /// At most so many.
+    pub limit: u32,
+}
+
 /// A line of the audit log.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, sqlx::FromRow)]
 pub struct AuditEntry {
@@ -54,6 +86,8 @@ pub struct AuditEntry {
     pub id: i64,
     /// RFC 3339, UTC.
     pub at: String,
+    /// See [`NewAudit::project`].
+    pub project_id: Option<uuid::Uuid>,
     /// See [`NewAudit::actor`].
     pub actor: String,
     /// See [`NewAudit::action`].
@@ -98,13 +132,19 @@ impl Store {
         before: Option<i64>,
         limit: u32,
     ) -> Result<Vec<AuditEntry>, StoreError> {
+        self.audit_entries(AuditFilter { project: Some(project), action: None, before, limit }).await
+    }
+
+    /// Entries, newest first.
+    pub async fn audit_entries(&self, filter: AuditFilter<'_>) -> Result<Vec<AuditEntry>, StoreError> {
         let query = sqlx::query_as(concat!(
             "select id, ",
             rfc3339!("at"),
-            " as at, actor, action, target, before, after, request_id from aura.audit
-             where project_id = $1 and ($2::bigint is null or id < $2) order by id desc limit $3",
+            " as at, project_id, actor, action, target, before, after, request_id from aura.audit
+             where ($1::uuid is null or project_id = $1) and ($2::text is null or action = $2)
+                and ($3::bigint is null or id < $3) order by id desc limit $4",
         ));
-        bounded(async { Ok(query.bind(project.0).bind(before).bind(i64::from(limit)).fetch_all(&self.pool).await?) })
-            .await
+        let query = query.bind(filter.project.map(|project| project.0)).bind(filter.action).bind(filter.before);
+        bounded(async { Ok(query.bind(i64::from(filter.limit)).fetch_all(&self.pool).await?) }).await
     }
 }

@@ -16,12 +16,14 @@ mod engines;
 mod error;
 mod follow;
 mod gaps;
+mod idempotency;
 mod key;
 mod lease;
 mod migrate;
 mod operations;
 mod panics;
 mod partitions;
+mod project_changes;
 mod projects;
 mod registrations;
 mod registry;
@@ -30,16 +32,18 @@ mod signals;
 mod sources;
 mod workers;
 
-pub use audit::{AuditEntry, Caller, NewAudit};
+pub use audit::{AuditEntry, AuditFilter, Caller, NewAudit};
 pub use engines::{Engine, Operation};
 pub use error::StoreError;
 pub use gaps::{Gap, NewGap};
+pub use idempotency::{OnceClaim, OnceRequest};
 pub use key::{KeyError, MasterKey};
 pub use lease::PostgresLease;
 pub use migrate::migrate;
 pub use operations::{Ending, StartRequest, StopRequest};
 pub use panics::PANICS_BEFORE_SKIP;
 pub use partitions::{FoundPartition, Partition};
+pub use project_changes::{DeletedProject, ProjectChange, ProjectWrite};
 pub use projects::{
     CreatedProject, KeyRole, NewProject, Project, ProjectAuth, ProjectKey, ProjectSecrets, ProjectSettings,
 };

@@ -6,10 +6,10 @@ use sqlx::{FromRow, PgConnection, types::Json};
 use uuid::Uuid;
 
 use crate::{
-    MasterKey, Store, StoreError,
-    audit::{self, NewAudit},
-    bounded,
+    Caller, MasterKey, Store, StoreError, audit, bounded,
     decode::{self, rfc3339, word},
+    project_changes::unclaimed,
+    registrations::lock_registry,
 };
 
 aura_domain::words! {
@@ -35,6 +35,8 @@ pub struct Project {
     pub schema: SqlName,
     /// What PATCH sets.
     pub settings: ProjectSettings,
+    /// Raised by each change of name or settings.
+    pub version: i64,
     /// RFC 3339, UTC.
     pub created_at: String,
 }
@@ -122,12 +124,13 @@ pub struct CreatedProject {
 }
 
 #[derive(FromRow)]
-struct ProjectRow {
+pub(crate) struct ProjectRow {
     id: Uuid,
     name: String,
     source_id: Uuid,
     schema_name: String,
     settings: Json<ProjectSettings>,
+    version: i64,
     created_at: String,
     jwt_secret: Vec<u8>,
     visibility_password: Vec<u8>,
@@ -136,12 +139,13 @@ struct ProjectRow {
 macro_rules! columns {
     () => {
         concat!(
-            "id, name, source_id, schema_name, settings, ",
+            "id, name, source_id, schema_name, settings, version, ",
             rfc3339!("created_at"),
             " as created_at, jwt_secret, visibility_password"
         )
     };
 }
+pub(crate) use columns;
 
 impl ProjectRow {
     fn open(self, key: &MasterKey) -> Result<(Project, ProjectSecrets), StoreError> {
@@ -153,13 +157,14 @@ impl ProjectRow {
         Ok((self.project()?, secrets))
     }
 
-    fn project(self) -> Result<Project, StoreError> {
+    pub(crate) fn project(self) -> Result<Project, StoreError> {
         Ok(Project {
             id: ProjectId(self.id),
             name: self.name,
             source: SourceId(self.source_id),
             schema: decode::name(self.schema_name)?,
             settings: self.settings.0,
+            version: self.version,
             created_at: self.created_at,
         })
     }
@@ -183,21 +188,39 @@ fn random_secret() -> SecretString {
 impl Store {
     /// Makes a tenant with fresh secrets and one key of each role. Its schema and roles in the source are the caller's
     /// next step (idempotent there). `Taken` = name or schema; `NotFound` = source.
-    pub async fn create_project(&self, new: NewProject, actor: &str) -> Result<CreatedProject, StoreError> {
+    pub async fn create_project<'a>(
+        &self,
+        new: NewProject,
+        caller: impl Into<Caller<'a>>,
+    ) -> Result<CreatedProject, StoreError> {
+        let caller = caller.into();
         bounded(async {
             let mut tx = self.pool.begin().await?;
-            let source = sqlx::query("select from aura.sources where id = $1 for key share").bind(new.source.0);
-            source.fetch_optional(&mut *tx).await?.ok_or(StoreError::NotFound("source"))?;
-            let secrets = ProjectSecrets { jwt_secret: random_secret(), visibility_password: random_secret() };
-            let project = self.insert_project(&mut tx, new, &secrets).await?;
+            let (project, secrets) = self.insert_new(&mut tx, new).await?;
             let anon_key = insert_key(&mut tx, project.id, KeyRole::Anon).await?;
             let service_role_key = insert_key(&mut tx, project.id, KeyRole::ServiceRole).await?;
-            audit::append(&mut tx, created_entry(&project, actor)).await?;
+            let after = Some(project.shown());
+            let entry = caller.project_entry(project.id, "project.create", &project.name, None, after);
+            audit::append(&mut tx, entry).await?;
             notify_projects(&mut tx, project.id).await?;
             tx.commit().await?;
             Ok(CreatedProject { project, secrets, anon_key, service_role_key })
         })
         .await
+    }
+
+    async fn insert_new(
+        &self,
+        connection: &mut PgConnection,
+        new: NewProject,
+    ) -> Result<(Project, ProjectSecrets), StoreError> {
+        // Who claims a schema waits for whom claims another: neither gets the other's.
+        lock_registry(connection, new.source).await?;
+        if let Some(schema) = &new.schema {
+            unclaimed(connection, new.source, None, std::slice::from_ref(schema)).await?;
+        }
+        let secrets = ProjectSecrets { jwt_secret: random_secret(), visibility_password: random_secret() };
+        Ok((self.insert_project(connection, new, &secrets).await?, secrets))
     }
 
     async fn insert_project(
@@ -226,14 +249,39 @@ impl Store {
             .project()
     }
 
+    /// A living project as [`Store::create_project`] answered it: who was cut off in between goes on with it.
+    pub async fn created_project(&self, id: ProjectId) -> Result<Option<CreatedProject>, StoreError> {
+        let Some((project, secrets)) = self.project_with_secrets(id).await? else { return Ok(None) };
+        let query = sqlx::query_as::<_, (Option<Uuid>, Option<Uuid>)>(
+            "select (array_agg(id order by created_at) filter (where role = 'anon'))[1],
+                (array_agg(id order by created_at) filter (where role = 'service_role'))[1]
+             from aura.keys where project_id = $1 and revoked_at is null",
+        );
+        let (anon, service) = bounded(async { Ok(query.bind(id.0).fetch_one(&self.pool).await?) }).await?;
+        let (Some(anon_key), Some(service_role_key)) = (anon, service) else { return Ok(None) };
+        Ok(Some(CreatedProject { project, secrets, anon_key, service_role_key }))
+    }
+
+    /// What [`Store::create_project`] would refuse now; nothing is made.
+    pub async fn check_new_project(&self, new: NewProject) -> Result<(), StoreError> {
+        bounded(async {
+            // Never committed.
+            let mut tx = self.pool.begin().await?;
+            self.insert_new(&mut tx, new).await.map(drop)
+        })
+        .await
+    }
+
     /// Takes back a project whose set-up failed before anybody was told its keys. Its audit line stays, and one more.
-    pub async fn discard_project(&self, id: ProjectId, actor: &str) -> Result<(), StoreError> {
+    pub async fn discard_project<'a>(&self, id: ProjectId, caller: impl Into<Caller<'a>>) -> Result<(), StoreError> {
+        let caller = caller.into();
         bounded(async {
             let mut tx = self.pool.begin().await?;
-            let query = sqlx::query_scalar::<_, String>("delete from aura.projects where id = $1 returning name");
-            if let Some(target) = query.bind(id.0).fetch_optional(&mut *tx).await? {
-                let (project, action, request_id) = (Some(id), "project.discard", None);
-                let entry = NewAudit { project, actor, action, target, before: None, after: None, request_id };
+            let query = sqlx::query_as(concat!("delete from aura.projects where id = $1 returning ", columns!()));
+            let row: Option<ProjectRow> = query.bind(id.0).fetch_optional(&mut *tx).await?;
+            if let Some(project) = row.map(ProjectRow::project).transpose()? {
+                let before = Some(project.shown());
+                let entry = caller.project_entry(id, "project.discard", &project.name, before, None);
                 audit::append(&mut tx, entry).await?;
                 notify_projects(&mut tx, id).await?;
             }
@@ -312,21 +360,16 @@ async fn insert_key(connection: &mut PgConnection, project: ProjectId, role: Key
     Ok(id)
 }
 
-async fn notify_projects(connection: &mut PgConnection, project: ProjectId) -> Result<(), StoreError> {
+pub(crate) async fn notify_projects(connection: &mut PgConnection, project: ProjectId) -> Result<(), StoreError> {
     sqlx::query("select pg_notify('aura_projects', $1)").bind(project.to_string()).execute(connection).await?;
     Ok(())
 }
 
-fn created_entry<'a>(project: &Project, actor: &'a str) -> NewAudit<'a> {
-    NewAudit {
-        project: Some(project.id),
-        actor,
-        action: "project.create",
-        target: project.name.clone(),
-        before: None,
-        after: Some(serde_json::json!({
-            "source": project.source, "schema": project.schema, "settings": project.settings
-        })),
-        request_id: None,
+impl Project {
+    /// For the audit; there is no secret in it.
+    pub(crate) fn shown(&self) -> serde_json::Value {
+        serde_json::json!({
+            "name": self.name, "source": self.source, "schema": self.schema, "settings": self.settings
+        })
     }
 }

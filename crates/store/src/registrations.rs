@@ -207,7 +207,7 @@ impl Store {
     /// Writes the intent to enable, with its audit line, in one transaction, and signals the worker. Changes nothing
     /// where the table is enabled under the same OID and neither blocked nor missing (R-REG-1).
     ///
-    /// The ALTER comes next, then [`Store::identity_set`]. `NotFound` = the source.
+    /// The ALTER comes next, then [`Store::identity_set`]. `NotFound` = the source, or the project is deleted.
     pub async fn enable_table(&self, new: NewRegistration<'_>) -> Result<Registration, StoreError> {
         bounded(async {
             let mut tx = self.pool.begin().await?;
@@ -216,6 +216,7 @@ impl Store {
             if let Some(live) = before.as_ref().filter(|before| is_live(before, new.oid)) {
                 return Ok(live.clone());
             }
+            living(&mut tx, new.table.project).await?;
             let revision = raise_revision(&mut tx, new.source).await?;
             let after = write_enabled(&mut tx, &new, revision).await?;
             partitions::enable(&mut tx, after.id, new.partitions).await?;
@@ -350,6 +351,12 @@ impl Store {
             .bind(i64::from(filter.limit));
         registrations(bounded(async { Ok(query.fetch_all(&self.pool).await?) }).await?)
     }
+}
+
+/// A project that is deleted gets no more tables. Deleting takes the registry's lock, too.
+async fn living(connection: &mut PgConnection, project: ProjectId) -> Result<(), StoreError> {
+    let query = sqlx::query("select from aura.projects where id = $1 and deleted_at is null").bind(project.0);
+    query.fetch_optional(connection).await?.map(|_| ()).ok_or(StoreError::NotFound("project"))
 }
 
 /// Puts writers of one source's registrations in a row; released at the transaction's end.

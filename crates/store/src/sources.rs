@@ -47,6 +47,8 @@ pub struct Source {
     pub plugin: Plugin,
     /// What happens when the slot is lost.
     pub slot_recreate: SlotRecreate,
+    /// Raised by each change of what the API sets.
+    pub version: i64,
 }
 
 /// What a source is made or updated from.
@@ -90,6 +92,8 @@ pub enum SourceWrite {
     NotStopped(EngineState),
     /// So many projects use it.
     InUse(i64),
+    /// It isn't of the version that the change is based on.
+    Changed,
 }
 
 impl NewSource {
@@ -98,7 +102,7 @@ impl NewSource {
     pub fn into_source(self, id: SourceId) -> Source {
         let Self { name, replication_url, admin_url, slot_name, plugin, slot_recreate } = self;
         let slot_name = slot_name.unwrap_or_else(|| default_slot(&name, id));
-        Source { id, name, replication_url, admin_url, slot_name, plugin, slot_recreate }
+        Source { id, name, replication_url, admin_url, slot_name, plugin, slot_recreate, version: 1 }
     }
 }
 
@@ -155,6 +159,14 @@ struct SourceRow {
     slot_name: String,
     plugin: String,
     slot_recreate: String,
+    version: i64,
+}
+
+/// Columns of a [`SourceRow`].
+macro_rules! columns {
+    () => {
+        "id, name, replication_url, admin_url, slot_name, plugin, slot_recreate, version"
+    };
 }
 
 impl SourceRow {
@@ -169,6 +181,7 @@ impl SourceRow {
             slot_name: self.slot_name,
             plugin: word(&self.plugin, "plugin")?,
             slot_recreate: word(&self.slot_recreate, "slot_recreate")?,
+            version: self.version,
         })
     }
 }
@@ -194,31 +207,39 @@ impl Store {
                 .bind(&new.name)
                 .execute(&mut *tx)
                 .await?;
-            let known = sqlx::query_scalar::<_, Uuid>("select id from aura.sources where name = $1")
-                .bind(&new.name)
-                .fetch_optional(&mut *tx)
-                .await?;
-            let id = SourceId(known.unwrap_or_else(Uuid::new_v4));
-            let row = self.write_source(&mut tx, id, &new).await?;
+            let query = concat!("select ", columns!(), " from aura.sources where name = $1 for update");
+            let known = sqlx::query_as::<_, SourceRow>(query).bind(&new.name).fetch_optional(&mut *tx).await?;
+            let id = SourceId(known.as_ref().map_or_else(Uuid::new_v4, |row| row.id));
+            // What is sealed differs each time: whether it is another version is seen in the open only.
+            let known = known.map(|row| row.open(&self.key)).transpose()?;
+            let row = self.write_source(&mut tx, id, &new).await?.open(&self.key)?;
+            if known.is_some_and(|known| !row.is_same(&known)) {
+                sqlx::query("update aura.sources set version = version + 1 where id = $1")
+                    .bind(id.0)
+                    .execute(&mut *tx)
+                    .await?;
+            }
             sqlx::query("insert into aura.engines (source_id) values ($1) on conflict do nothing")
                 .bind(id.0)
                 .execute(&mut *tx)
                 .await?;
             sqlx::query("select pg_notify('aura_engines', $1)").bind(id.to_string()).execute(&mut *tx).await?;
             tx.commit().await?;
-            row.open(&self.key)
+            Ok(row)
         })
         .await
     }
 
-    /// Registers a source and makes its engine's row. `Taken` = the name.
-    pub async fn create_source(&self, new: NewSource, caller: Caller<'_>) -> Result<Source, StoreError> {
+    /// Registers a source under this id and makes its engine's row, unless that was done before. `Taken` = the name.
+    pub async fn create_source(&self, id: SourceId, new: NewSource, caller: Caller<'_>) -> Result<Source, StoreError> {
         bounded(async {
             let mut tx = self.pool.begin().await?;
-            let id = SourceId(Uuid::new_v4());
-            let known = sqlx::query("select from aura.sources where name = $1").bind(&new.name);
-            if known.fetch_optional(&mut *tx).await?.is_some() {
-                return Err(StoreError::Taken("source name"));
+            let query = concat!("select ", columns!(), " from aura.sources where name = $1");
+            let known = sqlx::query_as::<_, SourceRow>(query).bind(&new.name).fetch_optional(&mut *tx).await?;
+            match known {
+                Some(known) if known.id == id.0 => return known.open(&self.key),
+                Some(_) => return Err(StoreError::Taken("source name")),
+                None => {}
             }
             let source = new.into_source(id);
             let query = sqlx::query(
@@ -235,17 +256,21 @@ impl Store {
         .await
     }
 
-    /// Changes a source. What a running engine reads by is changed only while it is stopped.
+    /// Changes a source, if `based_on` takes its version. What a running engine reads by is changed only while it is stopped.
     pub async fn update_source(
         &self,
         id: SourceId,
         change: SourceChange,
+        based_on: impl Fn(i64) -> bool,
         caller: Caller<'_>,
     ) -> Result<SourceWrite, StoreError> {
         bounded(async {
             let mut tx = self.pool.begin().await?;
             let state = self.unstopped(&mut tx, id).await?;
             let before = self.locked_source(&mut tx, id).await?;
+            if !based_on(before.version) {
+                return Ok(SourceWrite::Changed);
+            }
             let replaced = change.replication_url.is_some();
             let after = change.applied_to(before.clone());
             if let Some(state) = state.filter(|_| !after.reads_as(&before)) {
@@ -254,9 +279,10 @@ impl Store {
             if after.is_same(&before) {
                 return Ok(SourceWrite::Done(Box::new(before)));
             }
+            let after = Source { version: before.version + 1, ..after };
             let query = sqlx::query(
                 "update aura.sources set name = $2, replication_url = $3, admin_url = $4, slot_name = $5, plugin = $6,
-                    slot_recreate = $7 where id = $1",
+                    slot_recreate = $7, version = version + 1 where id = $1",
             );
             self.bind_source(query, &after).execute(&mut *tx).await?;
             let mut shown = after.shown();
@@ -270,8 +296,18 @@ impl Store {
     }
 
     /// Whether [`Store::delete_source`] would do it now.
-    pub async fn source_deletable(&self, id: SourceId, force: bool) -> Result<SourceWrite, StoreError> {
-        bounded(async { self.deletable(&mut *self.pool.begin().await?, id, force).await }).await
+    pub async fn source_deletable(
+        &self,
+        id: SourceId,
+        force: bool,
+        based_on: impl Fn(i64) -> bool,
+    ) -> Result<SourceWrite, StoreError> {
+        bounded(async {
+            let outcome = self.deletable(&mut *self.pool.begin().await?, id, force).await?;
+            let changed = matches!(&outcome, SourceWrite::Done(source) if !based_on(source.version));
+            Ok(if changed { SourceWrite::Changed } else { outcome })
+        })
+        .await
     }
 
     /// Forgets a source that no project uses and whose engine is stopped, with `force` also one of another state: its
@@ -306,8 +342,10 @@ impl Store {
     ) -> Result<SourceWrite, StoreError> {
         let state = self.unstopped(connection, id).await?;
         let source = self.locked_source(connection, id).await?;
-        let query = "select count(*) from aura.projects where source_id = $1 and deleted_at is null";
-        let projects: i64 = sqlx::query_scalar(query).bind(id.0).fetch_one(connection).await?;
+        // Of a deleted project there may be something left to take back, for which the URLs are needed.
+        let query = "select count(*) from aura.projects
+            where source_id = $1 and (deleted_at is null or (cleaned_at is null and not $2))";
+        let projects: i64 = sqlx::query_scalar(query).bind(id.0).bind(force).fetch_one(connection).await?;
         Ok(match state.filter(|_| !force) {
             _ if projects > 0 => SourceWrite::InUse(projects),
             Some(state) => SourceWrite::NotStopped(state),
@@ -327,10 +365,11 @@ impl Store {
     }
 
     async fn locked_source(&self, connection: &mut PgConnection, id: SourceId) -> Result<Source, StoreError> {
-        let query = sqlx::query_as::<_, SourceRow>(
-            "select id, name, replication_url, admin_url, slot_name, plugin, slot_recreate from aura.sources
-             where id = $1 for update",
-        );
+        let query = sqlx::query_as::<_, SourceRow>(concat!(
+            "select ",
+            columns!(),
+            " from aura.sources where id = $1 for update",
+        ));
         let row = query.bind(id.0).fetch_optional(connection).await?;
         row.ok_or(StoreError::NotFound("source"))?.open(&self.key)
     }
@@ -358,15 +397,16 @@ impl Store {
         new: &NewSource,
     ) -> Result<SourceRow, StoreError> {
         let seal = |url: &SecretString| self.key.seal(url.expose_secret().as_bytes(), &url_aad(id));
-        let query = sqlx::query_as(
+        let query = sqlx::query_as(concat!(
             "insert into aura.sources as s (id, name, replication_url, admin_url, slot_name, plugin, slot_recreate)
              values ($1, $2, $3, $4, coalesce($5, $6), $7, $8)
              on conflict (name) do update set replication_url = excluded.replication_url,
                 admin_url = coalesce(excluded.admin_url, s.admin_url),
                 slot_name = coalesce($5, s.slot_name), plugin = excluded.plugin,
                 slot_recreate = excluded.slot_recreate
-             returning id, name, replication_url, admin_url, slot_name, plugin, slot_recreate",
-        );
+             returning ",
+            columns!()
+        ));
         Ok(query
             .bind(id.0)
             .bind(&new.name)
@@ -390,16 +430,29 @@ impl Store {
         Ok(self.select_sources(None, Some(name)).await?.pop())
     }
 
+    /// Sources by name, `limit` of them, behind `after` (the cursor).
+    pub async fn list_sources(&self, after: Option<&str>, limit: u32) -> Result<Vec<Source>, StoreError> {
+        let query = sqlx::query_as::<_, SourceRow>(concat!(
+            "select ",
+            columns!(),
+            " from aura.sources where $1::text is null or name > $1 order by name limit $2",
+        ));
+        let query = query.bind(after).bind(i64::from(limit));
+        let rows = bounded(async { Ok(query.fetch_all(&self.pool).await?) }).await?;
+        rows.into_iter().map(|row| row.open(&self.key)).collect()
+    }
+
     /// All sources, by name.
     pub async fn sources(&self) -> Result<Vec<Source>, StoreError> {
         self.select_sources(None, None).await
     }
 
     async fn select_sources(&self, id: Option<Uuid>, name: Option<&str>) -> Result<Vec<Source>, StoreError> {
-        let query = sqlx::query_as::<_, SourceRow>(
-            "select id, name, replication_url, admin_url, slot_name, plugin, slot_recreate from aura.sources
-             where ($1::uuid is null or id = $1) and ($2::text is null or name = $2) order by name",
-        );
+        let query = sqlx::query_as::<_, SourceRow>(concat!(
+            "select ",
+            columns!(),
+            " from aura.sources where ($1::uuid is null or id = $1) and ($2::text is null or name = $2) order by name",
+        ));
         let rows = bounded(async { Ok(query.bind(id).bind(name).fetch_all(&self.pool).await?) }).await?;
         rows.into_iter().map(|row| row.open(&self.key)).collect()
     }

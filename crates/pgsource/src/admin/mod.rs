@@ -11,11 +11,13 @@ use crate::{SourceError, SourceUrl, SqlConnection, connect_sql};
 mod bootstrap;
 mod identity;
 mod project;
+mod project_changes;
 mod tables;
 
 pub use bootstrap::BootstrapReport;
 pub(crate) use bootstrap::{JUDGE_IS_OURS, STATISTICS_HIDDEN_SQL};
 pub use identity::{IdentityChange, IdentityError, PreviousIdentity};
+pub use project_changes::Leftovers;
 pub use tables::{Leaf, TableInfo, Unjudgeable, UnjudgeableCause};
 
 /// Bounds connecting.
