@@ -2,6 +2,7 @@
 
 #![allow(clippy::large_futures, reason = "a test runs once")]
 
+mod deleted;
 mod delivery;
 mod faults;
 mod filters;

@@ -380,6 +380,7 @@ mod tests {
             source: SourceId(Uuid::nil()),
             schema: SqlName::new("s").expect("a name"),
             settings: ProjectSettings::default(),
+            version: 1,
             created_at: String::new(),
         };
         let secret = || "secret".to_owned().into();

@@ -171,8 +171,12 @@ impl Registry {
         own.into_iter().chain(self.roots.get(name).into_iter().flatten())
     }
 
-    /// Whether a row that was admitted under an older registry still is: not if its table was turned off below it.
+    /// Whether a row that was admitted under an older registry still is: not if its table was turned off below it, or its
+    /// project was deleted.
     pub(crate) fn still_admits(&self, table: &RegisteredTable, commit: Lsn) -> bool {
+        if !self.projects.contains_key(&table.project.id) {
+            return false;
+        }
         let now = self.tables.get(&*table.relation).filter(|now| now.registration == table.registration);
         now.is_none_or(|now| now.admits(commit))
     }
