@@ -16,7 +16,7 @@ mod state;
 mod toggle;
 
 use aura_bus::SharedBus;
-use aura_kit::{Probes, ShutdownHandle};
+use aura_kit::{MetricsAccess, Probes, ShutdownHandle};
 use aura_store::Store;
 use axum::Router;
 use secrecy::SecretString;
@@ -77,6 +77,13 @@ impl Api {
     #[must_use]
     pub fn until(mut self, shutdown: &ShutdownHandle) -> Self {
         self.state = self.state.until(shutdown);
+        self
+    }
+
+    /// Shows `/metrics` to these only.
+    #[must_use]
+    pub fn with_metrics_access(mut self, access: MetricsAccess) -> Self {
+        self.state = self.state.with_metrics_access(access);
         self
     }
 

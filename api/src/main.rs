@@ -47,6 +47,8 @@ impl Configuration for Config {
 
     fn check(&self, problems: &mut Problems) {
         self.platform.check(problems);
+        problems.extend(aura_store::url_problems(self.platform.database_url()));
+        problems.extend(aura_bus::url_problems(self.platform.nats_url(), self.platform.is_production()));
         self.platform_key.check(self.platform.env, problems);
         self.listening.check(self.platform.env, "AURA_API_LISTEN", self.listen, problems);
     }
@@ -73,7 +75,8 @@ fn main() -> ExitCode {
 async fn serve(config: Config, shutdown: ShutdownHandle) -> Result<Vec<EngineReport>> {
     let listener = http::bind(config.listen).await.component("http")?;
     let Some(api) = shutdown.unless_triggered(Box::pin(build(&config))).await else { return Ok(vec![]) };
-    let api = api?.until(&shutdown);
+    let metrics = config.listening.metrics(config.platform.env, config.listen);
+    let api = api?.until(&shutdown).with_metrics_access(metrics);
     let (running, stop) = (api.clone(), shutdown.token());
     let bus = connect(api.clone(), config.platform.nats_url().to_owned());
     let background = shutdown.spawn("background", async move {
@@ -94,7 +97,9 @@ async fn serve(config: Config, shutdown: ShutdownHandle) -> Result<Vec<EngineRep
 async fn connect(api: Api, url: String) {
     let mut told = false;
     loop {
-        match NatsBus::connect(NatsOptions::new(url.as_str(), "aura-api")).await {
+        // Below what the api may publish anyway, so that its user of the bus needs nothing else (R-SEC-6).
+        let options = NatsOptions { inbox: Some("aura.control.inbox"), ..NatsOptions::new(url.as_str(), "aura-api") };
+        match NatsBus::connect(options).await {
             Ok(bus) => return api.connect(Arc::new(bus)),
             Err(error) if told => tracing::debug!(%error, "the bus is still away"),
             Err(error) => tracing::warn!(%error, "the bus is away, trying on; all but explanations works without"),

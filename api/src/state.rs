@@ -4,7 +4,7 @@ use std::sync::{
 };
 
 use aura_bus::SharedBus;
-use aura_kit::{Probes, ShutdownHandle};
+use aura_kit::{MetricsAccess, Probes, ShutdownHandle};
 use aura_store::Store;
 
 use crate::{
@@ -64,6 +64,10 @@ impl AppState {
 
     pub(crate) fn until(self, shutdown: &ShutdownHandle) -> Self {
         Self { probes: self.probes.map(|probes| probes.until(shutdown)), ..self }
+    }
+
+    pub(crate) fn with_metrics_access(self, access: MetricsAccess) -> Self {
+        Self { probes: self.probes.map(|probes| probes.metrics_access(access)), ..self }
     }
 
     pub(crate) fn store(&self) -> &Store {

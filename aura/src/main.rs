@@ -3,6 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use aura_kit::{Configuration, Problems, ShutdownArgs, ShutdownHandle, TelemetryArgs, telemetry::LogFormat};
+use aura_worker::WorkerArgs;
 use clap::{Parser, Subcommand};
 
 mod dev;
@@ -42,7 +43,8 @@ impl Configuration for Cli {
         match &self.command {
             Command::Serve(options) => options.check(problems),
             Command::Token(options) => options.check(problems),
-            Command::Dev(_) | Command::Migrate(_) => {}
+            Command::Dev(_) => drop(WorkerArgs::from_environment(problems)),
+            Command::Migrate(_) => {}
         }
     }
 

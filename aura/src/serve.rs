@@ -4,7 +4,7 @@ use anyhow::Result;
 use aura_domain::EngineReport;
 use aura_kit::{
     Component, PlatformArgs, PlatformKeyArgs, Problems, ShutdownArgs, ShutdownHandle,
-    config::{KeyLimitArgs, LimitArgs, ListenArgs},
+    config::{KeyLimitArgs, LimitArgs, ListenArgs, OriginArgs},
 };
 use aura_worker::{WorkerArgs, WorkerSettings};
 
@@ -29,6 +29,8 @@ pub(crate) struct ServeOptions {
     #[command(flatten)]
     key_limits: KeyLimitArgs,
     #[command(flatten)]
+    origins: OriginArgs,
+    #[command(flatten)]
     shutdown: ShutdownArgs,
 }
 
@@ -41,9 +43,14 @@ impl ServeOptions {
     /// Adds what is wrong.
     pub(crate) fn check(&self, problems: &mut Problems) {
         self.platform.check(problems);
+        problems.extend(aura_store::url_problems(self.platform.database_url()));
+        if self.platform.nats_url() != "memory:" {
+            problems.extend(aura_bus::url_problems(self.platform.nats_url(), self.platform.is_production()));
+        }
         self.platform_key.check(self.platform.env, problems);
         self.worker.check(problems);
         self.listening.check(self.platform.env, "AURA_LISTEN", self.listen, problems);
+        self.origins.check(problems);
     }
 }
 
@@ -65,6 +72,8 @@ impl ServeOptions {
             source: self.worker.shared_source(),
             lease: Lease::Chosen(Box::new(self.worker.clone())),
             worker: WorkerSettings { drain_timeout: self.shutdown.drain_timeout, ..self.worker.settings() },
+            metrics: self.listening.metrics(self.platform.env, self.listen),
+            origins: self.origins.origins(),
             limits: self.limits.limits(&self.listening, Some(&self.key_limits)),
         }
     }

@@ -9,8 +9,8 @@ use aura_bus::{MemoryBus, NatsBus, NatsOptions, SharedBus};
 use aura_domain::EngineReport;
 use aura_front::{Front, FrontDeps, FrontSettings};
 use aura_kit::{
-    Cap, Component, Metrics, Probes, Report, ShutdownHandle,
-    http::{Limits, Server, with_layers},
+    Cap, Component, Metrics, MetricsAccess, Probes, Report, ShutdownHandle,
+    http::{Limits, Origins, Server, with_layers},
 };
 use aura_lease::{LeaseBackend, NoLease};
 use aura_store::{MasterKey, NewSource, PostgresLease, Store};
@@ -36,6 +36,8 @@ pub(crate) struct StackConfig {
     pub(crate) lease: Lease,
     pub(crate) worker: WorkerSettings,
     pub(crate) limits: Limits,
+    pub(crate) metrics: MetricsAccess,
+    pub(crate) origins: Origins,
 }
 
 /// Longest time for answers to leave and connections to be given back.
@@ -88,12 +90,12 @@ impl Stack {
         let bus = bus(config.nats_url).await?;
         let deps = WorkerDeps { store: store.clone(), bus: Arc::clone(&bus), lease, settings: config.worker };
         let worker = Worker::new(deps);
-        let deps =
-            FrontDeps { store: store.clone(), bus: Arc::clone(&bus), sub_id_key, settings: FrontSettings::default() };
+        let settings = FrontSettings { origins: config.origins, ..FrontSettings::default() };
+        let deps = FrontDeps { store: store.clone(), bus: Arc::clone(&bus), sub_id_key, settings };
         let front = Front::new(deps);
         let settings = aura_api::Settings::new(config.platform_jwt_secret.clone());
         let api = Api::new(ApiDeps { store: store.clone(), bus: Some(bus), settings });
-        let api = api.with_probes(probes(&store, &worker)?.until(shutdown));
+        let api = api.with_probes(probes(&store, &worker)?.metrics_access(config.metrics).until(shutdown));
         let router = api.router().merge(front.router());
         let platform_jwt_secret = config.platform_jwt_secret;
         Ok(Self { store, api, front, worker, router, limits: config.limits, platform_jwt_secret })

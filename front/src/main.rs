@@ -9,7 +9,7 @@ use aura_front::{Front, FrontDeps, FrontSettings};
 use aura_kit::{
     Cap, Component, Configuration, Metrics, PlatformArgs, Probes, Problems, Report, ShutdownArgs, ShutdownHandle,
     TelemetryArgs,
-    config::{LimitArgs, ListenArgs},
+    config::{LimitArgs, ListenArgs, OriginArgs},
     http,
     http::Server,
 };
@@ -31,6 +31,8 @@ struct Config {
     listener: ListenArgs,
     #[command(flatten)]
     limits: LimitArgs,
+    #[command(flatten)]
+    origins: OriginArgs,
     /// Address of the sockets, and of /health, /ready and /metrics.
     #[arg(long, env = "AURA_FRONT_LISTEN", default_value = "127.0.0.1:8081")]
     listen: SocketAddr,
@@ -45,7 +47,10 @@ impl Configuration for Config {
 
     fn check(&self, problems: &mut Problems) {
         self.platform.check(problems);
+        problems.extend(aura_store::url_problems(self.platform.database_url()));
+        problems.extend(aura_bus::url_problems(self.platform.nats_url(), self.platform.is_production()));
         self.listener.check(self.platform.env, "AURA_FRONT_LISTEN", self.listen, problems);
+        self.origins.check(problems);
     }
 
     fn shutdown(&self) -> ShutdownArgs {
@@ -90,9 +95,10 @@ async fn build(config: &Config, shutdown: &ShutdownHandle) -> Result<(Front, Ser
     store.check().await.component("platform database")?;
     let nats = NatsOptions::new(config.platform.nats_url(), "aura-realtime-ws-front");
     let bus: SharedBus = Arc::new(NatsBus::connect(nats).await.component("bus")?);
-    let settings = FrontSettings::default();
+    let settings = FrontSettings { origins: config.origins.origins(), ..FrontSettings::default() };
     let front = Front::new(FrontDeps { store: store.clone(), bus: Arc::clone(&bus), sub_id_key, settings });
-    let probes = probes(metrics, store, bus, front.clone()).until(shutdown);
+    let access = config.listener.metrics(config.platform.env, config.listen);
+    let probes = probes(metrics, store, bus, front.clone()).metrics_access(access).until(shutdown);
     let listener = http::bind(config.listen).await.component("http")?;
     let limits = config.limits.limits(&config.listener, None);
     let server = Server::start(listener, front.router().merge(probes.router()), limits, shutdown)?;

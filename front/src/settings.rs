@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use aura_domain::FrontId;
+use aura_kit::http::Origins;
 
 /// What can be set about a front. The defaults are those of requirements R-FRT-2 and design §10.
 #[derive(Debug, Clone)]
@@ -27,6 +28,8 @@ pub struct FrontSettings {
     pub sse_comment: Duration,
     /// Time between two heartbeats to the workers.
     pub heartbeat: Duration,
+    /// Web pages that may open sockets and streams.
+    pub origins: Origins,
 }
 
 impl Default for FrontSettings {
@@ -43,6 +46,7 @@ impl Default for FrontSettings {
             write_timeout: Duration::from_secs(10),
             sse_comment: Duration::from_secs(15),
             heartbeat: Duration::from_secs(5),
+            origins: Origins::any(),
         }
     }
 }

@@ -13,7 +13,7 @@ use axum::{
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture, stream};
-use http::{HeaderMap, HeaderValue, header};
+use http::{HeaderMap, header};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
@@ -25,6 +25,7 @@ use crate::{
     query::Params,
     request::{Binding, BindingError},
     sink::{ChannelSink, Format},
+    socket::ORIGIN,
     subscription::{Registration, Settled},
 };
 
@@ -42,6 +43,8 @@ enum StreamError {
     Rejected(String),
     #[error("Try again, another process will answer.")]
     Draining,
+    #[error("{}", ORIGIN)]
+    Origin,
 }
 
 impl StreamError {
@@ -56,6 +59,7 @@ impl StreamError {
             }
             Self::Binding(_) | Self::Rejected(_) => Code::InvalidParameter,
             Self::Draining => Code::ShuttingDown,
+            Self::Origin => Code::OriginNotAllowed,
         }
     }
 }
@@ -66,23 +70,27 @@ impl IntoResponse for StreamError {
             Self::Token(error) => error.at_connect(),
             other => other.to_string(),
         };
-        let mut response = Problem::new(self.code(), detail).into_response();
-        response.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
-        response
+        Problem::new(self.code(), detail).into_response()
     }
 }
 
 /// `GET /realtime/v1/sse?schema=&table=&filter=&event=`. The answer is held until the binding delivers, as a join's is.
 pub(crate) async fn stream(State(shared): State<Arc<Shared>>, query: Params, headers: HeaderMap) -> Response {
-    match open(shared, &query, &headers).await {
+    let origins = shared.settings.origins.clone();
+    let mut response = match open(shared, &query, &headers).await {
         Ok(stream) => respond(stream),
         Err(error) => error.into_response(),
-    }
+    };
+    origins.write(&headers, response.headers_mut());
+    response
 }
 
 async fn open(shared: Arc<Shared>, query: &Params, headers: &HeaderMap) -> Result<EventStream, StreamError> {
     if shared.draining() {
         return Err(StreamError::Draining);
+    }
+    if !shared.settings.origins.allow(headers) {
+        return Err(StreamError::Origin);
     }
     let token = bearer(headers).or_else(|| text(headers, "apikey")).or_else(|| query.get("apikey"));
     let token = token.filter(|token| !token.is_empty()).ok_or(TokenError::Missing)?;
@@ -109,7 +117,6 @@ fn respond(stream: EventStream) -> Response {
     let headers = [
         (header::CONTENT_TYPE, "text/event-stream"),
         (header::CACHE_CONTROL, "no-store"),
-        (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
         (header::HeaderName::from_static("x-accel-buffering"), "no"),
     ];
     (headers, Body::from_stream(body)).into_response()

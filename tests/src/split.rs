@@ -81,7 +81,8 @@ impl SplitOptions {
             command = command.env("NATS_URL", nats.url_as(user, password));
         }
         if let Some(proxy) = bus_proxy {
-            command = command.env("NATS_URL", format!("nats://127.0.0.1:{}", proxy.port()));
+            let port = proxy.port();
+            command = command.env("NATS_URL", format!("nats://aura-worker:aura-worker@127.0.0.1:{port}"));
         }
         self.worker.iter().fold(command, |command, (name, value)| command.env(name, value))
     }
@@ -174,15 +175,18 @@ impl Split {
 
     /// The same with other options.
     pub async fn start_with(options: SplitOptions) -> Result<Self> {
-        let (postgres, nats) =
-            tokio::try_join!(Postgres::start_with(options.postgres.clone()), Nats::start_with(options.nats.clone()))?;
+        let own_users = options.worker_user.is_some();
+        let bus = if own_users { options.nats.clone() } else { options.nats.clone().with_product_users()? };
+        let (postgres, nats) = tokio::try_join!(Postgres::start_with(options.postgres.clone()), Nats::start_with(bus))?;
         postgres.create_database("app").await?;
         let own_platform = if options.own_platform { Some(Postgres::start().await?) } else { None };
         let platform = own_platform.as_ref().unwrap_or(&postgres).create_database("platform").await?;
         let superuser = postgres.client("postgres").await?;
         superuser.batch_execute("create role worker login replication password 'worker'").await?;
-        let bus_url = if options.worker_user.is_some() { nats.url_as("everybody", "everybody") } else { nats.url() };
-        let binary = |name: &str| binary(name, &platform, &bus_url);
+        let binary = |name: &str| {
+            let user = if own_users { "everybody" } else { bus_user(name) };
+            binary(name, &platform, &nats.url_as(user, user))
+        };
         binary("aura-realtime")?.arg("migrate").start()?.succeeds(PATIENCE).await?;
         let source_proxy = proxy(options.source_proxy, postgres.port()).await?;
         let bus_proxy = proxy(options.bus_proxy, nats.port()).await?;
@@ -298,6 +302,16 @@ impl Split {
         let answer = curl("POST", &url, self.platform_key().await?, Some(&body)).await?;
         assert_eq!(answer.status, 201, "{}", answer.body);
         Project::from_answer(&answer.body, &self.api_url, &self.ws_url, &self.postgres.url("app"))
+    }
+}
+
+/// Its user in `deploy/nats`, whose password is its name, too.
+fn bus_user(binary: &str) -> &'static str {
+    match binary {
+        "aura-realtime-cdc-worker" => "aura-worker",
+        "aura-realtime-ws-front" => "aura-front",
+        "aura-api" => "aura-api",
+        _ => "aura-realtime",
     }
 }
 

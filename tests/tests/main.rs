@@ -18,6 +18,7 @@ mod partitions;
 mod pause;
 mod plugin;
 mod pool;
+mod production;
 mod rivals;
 mod rls_faults;
 mod serve;

@@ -4,7 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use aura_kit::Problems;
 use aura_lease::{LeaseBackend, Pod};
+use aura_pgsource::SourceUrl;
 use aura_store::{NewSource, Plugin, SlotRecreate, Store};
+use clap::Parser;
 use secrecy::SecretString;
 
 use crate::{
@@ -95,6 +97,34 @@ impl WorkerArgs {
     pub fn check(&self, problems: &mut Problems) {
         for problem in self.settings().problems(container::memory_limit()) {
             problems.add(problem);
+        }
+        let urls = [
+            ("POSTGRES_REPLICATION_URL", &self.postgres_replication_url),
+            ("POSTGRES_ADMIN_URL", &self.postgres_admin_url),
+        ];
+        for (name, url) in urls {
+            if let Some(Err(error)) = url.as_ref().map(SourceUrl::from_secret) {
+                problems.add(format!("{name}: {error}"));
+            }
+        }
+    }
+
+    /// What the environment alone says, for whoever has other options: problems go to `problems`.
+    pub fn from_environment(problems: &mut Problems) -> Option<Self> {
+        #[derive(Debug, clap::Parser)]
+        struct Alone {
+            #[command(flatten)]
+            worker: WorkerArgs,
+        }
+        match Alone::try_parse_from([""]) {
+            Ok(Alone { worker }) => {
+                worker.check(problems);
+                Some(worker)
+            }
+            Err(error) => {
+                problems.add(error.to_string().trim_start_matches("error: ").trim_end());
+                None
+            }
         }
     }
 

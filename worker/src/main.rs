@@ -6,13 +6,15 @@ use anyhow::Result;
 use aura_bus::{NatsBus, NatsOptions, SharedBus};
 use aura_domain::EngineReport;
 use aura_kit::{
-    Cap, Component, Configuration, Environment, Metrics, PlatformArgs, PlatformKeyArgs, Probes, Problems, Report,
-    ShutdownArgs, ShutdownHandle, TelemetryArgs, http,
+    Cap, Component, Configuration, Environment, Metrics, MetricsAccess, PlatformArgs, PlatformKeyArgs, Probes,
+    Problems, Report, ShutdownArgs, ShutdownHandle, TelemetryArgs,
+    config::ListenArgs,
+    http,
     http::{Limits, Server},
 };
 use aura_store::{MasterKey, Store};
 use aura_worker::{Worker, WorkerArgs, WorkerDeps, WorkerSettings, WorkerStatus};
-use axum::{Router, routing::get};
+use axum::{Router, http::HeaderMap, routing::get};
 use clap::Parser;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
@@ -34,6 +36,8 @@ struct Config {
     #[arg(long, env = "AURA_WORKER_LISTEN", default_value = "127.0.0.1:8082")]
     listen: SocketAddr,
     #[command(flatten)]
+    listening: ListenArgs,
+    #[command(flatten)]
     shutdown: ShutdownArgs,
 }
 
@@ -44,7 +48,10 @@ impl Configuration for Config {
 
     fn check(&self, problems: &mut Problems) {
         self.platform.check(problems);
+        problems.extend(aura_store::url_problems(self.platform.database_url()));
+        problems.extend(aura_bus::url_problems(self.platform.nats_url(), self.platform.is_production()));
         self.worker.check(problems);
+        self.listening.check(self.platform.env, "AURA_WORKER_LISTEN", self.listen, problems);
         if self.platform_key.platform_jwt_secret.is_some() {
             self.platform_key.check(self.platform.env, problems);
         }
@@ -99,14 +106,17 @@ async fn build(config: &Config, shutdown: &ShutdownHandle) -> Result<(Worker, Se
     let lease = config.worker.lease(&store).await.component("lease")?;
     let settings = WorkerSettings { drain_timeout: config.shutdown.drain_timeout, ..config.worker.settings() };
     let worker = Worker::new(WorkerDeps { store: store.clone(), bus, lease, settings });
-    let probes = probes(metrics, worker.status(), store).until(shutdown);
-    let router = router(probes, worker.status()).merge(worker.routes(config.platform_secret()));
+    let access = config.listening.metrics(config.platform.env, config.listen);
+    let probes = probes(metrics, worker.status(), store).metrics_access(access.clone()).until(shutdown);
+    let router = router(probes, worker.status(), access).merge(worker.routes(config.platform_secret()));
     let listener = http::bind(config.listen).await.component("http")?;
     Ok((worker, Server::start(listener, router, Limits::off(), shutdown)?))
 }
 
-fn router(probes: Probes, status: WorkerStatus) -> Router {
-    probes.router().route("/status", get(move || std::future::ready(axum::Json(status.report()))))
+/// `/status` shows no less than the metrics do.
+fn router(probes: Probes, status: WorkerStatus, access: MetricsAccess) -> Router {
+    let show = move |headers: HeaderMap| async move { access.check(&headers).map(|()| axum::Json(status.report())) };
+    probes.router().route("/status", get(show))
 }
 
 fn probes(metrics: Metrics, status: WorkerStatus, store: Store) -> Probes {

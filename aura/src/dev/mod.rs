@@ -7,9 +7,12 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use aura_domain::EngineReport;
-use aura_kit::{ShutdownHandle, http::Limits};
+use aura_kit::{
+    MetricsAccess, Problems, ShutdownHandle,
+    http::{Limits, Origins},
+};
 use aura_store::{NewSource, Store};
-use aura_worker::{WorkerSettings, WorkerStatus};
+use aura_worker::{WorkerArgs, WorkerSettings, WorkerStatus};
 use secrecy::ExposeSecret;
 use serde_json::json;
 use tokio::{net::TcpListener, time::Instant};
@@ -155,6 +158,9 @@ impl Session {
 
     fn stack_config(&self) -> Result<StackConfig> {
         let existing = self.options.database_url.as_ref();
+        // What is wrong there was said at the start.
+        let worker =
+            WorkerArgs::from_environment(&mut Problems::default()).context("the CDC_* variables can't be read")?;
         Ok(StackConfig {
             platform_url: self.urls.platform.clone().into(),
             master_key: self.secrets.master_key.clone().into(),
@@ -171,8 +177,10 @@ impl Session {
             // The lock on the data directory is all the lease that a private cluster needs; after a kill -9 nobody has to
             // wait for a lease to expire.
             lease: if existing.is_none() { Lease::Ours } else { Lease::Shared },
-            worker: WorkerSettings { drain_timeout: DRAIN_TIMEOUT, ..WorkerSettings::default() },
+            worker: WorkerSettings { drain_timeout: DRAIN_TIMEOUT, ..worker.settings() },
             limits: Limits::off(),
+            metrics: MetricsAccess::Everybody,
+            origins: Origins::any(),
         })
     }
 

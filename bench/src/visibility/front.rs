@@ -55,7 +55,9 @@ impl Drop for Front {
 impl Front {
     /// Returns when the worker judges everything that commits from now on for all of them. The n-th one has the id n.
     pub(super) async fn join(split: &Split, project: &Project, number: u64, table: &str, who: &[Who]) -> Result<Self> {
-        let bus = std::sync::Arc::new(NatsBus::connect(NatsOptions::new(split.nats.url(), "bench")).await?);
+        let bus = std::sync::Arc::new(
+            NatsBus::connect(NatsOptions::new(split.nats.url_as("aura-front", "aura-front"), "bench")).await?,
+        );
         let tenant: ProjectId = project.id.parse()?;
         let source: SourceId = source(split).await?;
         let messages = bus.subscribe(&Subject::project_tree(tenant)).await?;

@@ -13,7 +13,7 @@ mod memory;
 mod nats;
 
 pub use memory::MemoryBus;
-pub use nats::{NatsBus, NatsOptions};
+pub use nats::{NatsBus, NatsOptions, url_problems};
 
 /// A shared handle of a bus.
 pub type SharedBus = Arc<dyn Bus>;

@@ -19,6 +19,7 @@ mod link;
 mod publisher;
 mod reporter;
 
+pub use address::url_problems;
 use link::Link;
 use publisher::Publisher;
 use reporter::Reporter;
@@ -40,6 +41,8 @@ pub struct NatsOptions {
     pub ack_timeout: Duration,
     /// Messages that wait in one subscription before they are dropped and counted.
     pub subscription_capacity: usize,
+    /// Where answers come; `_INBOX` by default.
+    pub inbox: Option<&'static str>,
 }
 
 impl NatsOptions {
@@ -51,6 +54,7 @@ impl NatsOptions {
             connect_timeout: Duration::from_secs(5),
             ack_timeout: Duration::from_secs(5),
             subscription_capacity: 64 * 1024,
+            inbox: None,
         }
     }
 }

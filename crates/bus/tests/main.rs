@@ -3,6 +3,7 @@
 mod conformance;
 mod memory;
 mod nats;
+mod permissions;
 
 use std::time::Duration;
 

@@ -48,6 +48,8 @@ codes! {
     KeyRevoked = "key_revoked", 401, false, "The key has been revoked";
     /// A valid token whose role is too low.
     InsufficientRole = "insufficient_role", 403, false, "The role of this token may not do that";
+    /// The page's origin isn't among those of `AURA_ALLOWED_ORIGINS`.
+    OriginNotAllowed = "origin_not_allowed", 403, false, "Pages of this origin may not connect";
     /// No such route.
     RouteNotFound = "route_not_found", 404, false, "There is nothing here";
     /// Unknown project, or one that the key doesn't belong to: the two are indistinguishable.

@@ -5,9 +5,13 @@ use std::net::SocketAddr;
 use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 
-use crate::http::{
-    Limits,
-    client::{TrustedProxies, network},
+use crate::{
+    http::{
+        Limits, Origins,
+        client::{TrustedProxies, network},
+        origins::origin,
+    },
+    probes::MetricsAccess,
 };
 
 /// The master key of `AURA_ENV=dev` when none is set. Production refuses it.
@@ -25,6 +29,11 @@ impl Problems {
     /// Adds one.
     pub fn add(&mut self, problem: impl Into<String>) {
         self.0.push(problem.into());
+    }
+
+    /// Adds several.
+    pub fn extend(&mut self, problems: impl IntoIterator<Item = String>) {
+        self.0.extend(problems);
     }
 
     /// Adds one unless `value` is there and not empty. `name` is the environment variable.
@@ -95,6 +104,11 @@ impl PlatformArgs {
         }
     }
 
+    /// Whether short cuts are refused.
+    pub fn is_production(&self) -> bool {
+        self.env == Environment::Production
+    }
+
     /// The platform database's URL; empty only if [`Self::check`] was not heeded.
     pub fn database_url(&self) -> &str {
         self.database_url.as_ref().map_or("", |url| url.expose_secret())
@@ -141,6 +155,9 @@ pub struct ListenArgs {
     #[arg(long, env = "AURA_BEHIND_TLS", action = clap::ArgAction::Set, default_value_t = false, num_args = 0..=1,
         default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new(), value_name = "BOOL")]
     pub behind_tls: bool,
+    /// /metrics asks for this as a bearer token. In production a public address shows none without it.
+    #[arg(long, env = "AURA_METRICS_TOKEN", hide_env_values = true, value_name = "TOKEN")]
+    pub metrics_token: Option<SecretString>,
 }
 
 impl ListenArgs {
@@ -151,6 +168,52 @@ impl ListenArgs {
             problems.add(format!(
                 "{name}={address} is public and plain text: set AURA_BEHIND_TLS=true if a proxy adds TLS"
             ));
+        }
+    }
+}
+
+impl ListenArgs {
+    /// Who may read the metrics at `address`.
+    pub fn metrics(&self, env: Environment, address: SocketAddr) -> MetricsAccess {
+        match self.metrics_token.clone().filter(|token| !token.expose_secret().is_empty()) {
+            Some(token) => MetricsAccess::Token(token),
+            None if env == Environment::Production && !address.ip().is_loopback() => MetricsAccess::Nobody,
+            None => MetricsAccess::Everybody,
+        }
+    }
+}
+
+/// Web pages that may open sockets and streams.
+#[derive(Debug, Clone, clap::Args)]
+pub struct OriginArgs {
+    /// Origins of the pages, separated by commas, such as https://app.example.com; * is every page.
+    #[arg(long, env = "AURA_ALLOWED_ORIGINS", value_delimiter = ',', default_value = "*", value_parser = origin,
+        value_name = "ORIGINS")]
+    pub allowed_origins: Vec<String>,
+    /// Browsers may send cookies with event streams, for a proxy in front that signs in by them.
+    #[arg(long, env = "AURA_CORS_CREDENTIALS", action = clap::ArgAction::Set, default_value_t = false, num_args = 0..=1,
+        default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new(), value_name = "BOOL")]
+    pub cors_credentials: bool,
+}
+
+impl OriginArgs {
+    fn is_any(&self) -> bool {
+        self.allowed_origins.iter().any(|origin| origin == "*")
+    }
+
+    /// Adds what is wrong: no browser takes credentials with `*`, and what would answer to every page as it asks must not
+    /// be had by a mistake either (R-SEC-4).
+    pub fn check(&self, problems: &mut Problems) {
+        if self.cors_credentials && self.is_any() {
+            problems.add("AURA_CORS_CREDENTIALS with AURA_ALLOWED_ORIGINS=* would give every page its visitor's cookies: list the origins");
+        }
+    }
+
+    /// The origins.
+    pub fn origins(&self) -> Origins {
+        match self.is_any() {
+            true => Origins::any(),
+            false => Origins::listed(self.allowed_origins.clone(), self.cors_credentials),
         }
     }
 }
@@ -225,7 +288,7 @@ mod tests {
     fn r_sec_4_production_listens_in_public_only_behind_tls() {
         let check = |env, address: &str, behind_tls| {
             let mut problems = Problems::default();
-            ListenArgs { behind_tls }.check(env, "X", address.parse().unwrap(), &mut problems);
+            ListenArgs { behind_tls, metrics_token: None }.check(env, "X", address.parse().unwrap(), &mut problems);
             problems.0.len()
         };
         assert_eq!(check(Environment::Production, "0.0.0.0:1", false), 1);
@@ -233,6 +296,18 @@ mod tests {
         assert_eq!(check(Environment::Production, "0.0.0.0:1", true), 0);
         assert_eq!(check(Environment::Production, "127.0.0.1:1", false), 0);
         assert_eq!(check(Environment::Dev, "0.0.0.0:1", false), 0);
+    }
+
+    #[test]
+    fn n_28_production_shows_its_metrics_in_public_to_nobody_without_the_token() {
+        let access = |env, address: &str, token: &str| {
+            let metrics_token = Some(token.into());
+            ListenArgs { behind_tls: true, metrics_token }.metrics(env, address.parse().unwrap())
+        };
+        assert!(matches!(access(Environment::Production, "0.0.0.0:1", ""), MetricsAccess::Nobody));
+        assert!(matches!(access(Environment::Production, "0.0.0.0:1", "t"), MetricsAccess::Token(_)));
+        assert!(matches!(access(Environment::Production, "127.0.0.1:1", ""), MetricsAccess::Everybody));
+        assert!(matches!(access(Environment::Dev, "0.0.0.0:1", ""), MetricsAccess::Everybody));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod accept;
 pub mod client;
+pub mod origins;
 pub mod rate;
 
 use std::{any::Any, net::SocketAddr};
@@ -18,6 +19,7 @@ use tokio::{net::TcpListener, task::JoinHandle, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower_http::catch_panic::CatchPanicLayer;
 
+pub use origins::Origins;
 pub use rate::Limits;
 
 use crate::{Code, Problem, ShutdownHandle, request_id};

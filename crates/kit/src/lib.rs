@@ -19,7 +19,7 @@ pub use code::Code;
 pub use config::{Environment, PlatformArgs, PlatformKeyArgs, Problems};
 pub use failure::{Component, Failure, with_causes};
 pub use json::{Json, JsonBytes};
-pub use probes::{Probes, Report};
+pub use probes::{MetricsAccess, Probes, Report};
 pub use problem::Problem;
 pub use shutdown::{Cap, ShutdownArgs, ShutdownHandle, ShutdownOptions};
 pub use telemetry::{Metrics, TelemetryArgs};

@@ -10,6 +10,7 @@ use axum::{
 use http::{HeaderMap, StatusCode, header};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
+use subtle::ConstantTimeEq;
 
 use crate::{Code, Metrics, Problem, ShutdownHandle};
 
@@ -44,6 +45,40 @@ impl IntoResponse for Report {
     }
 }
 
+/// Who may see what only operators need.
+#[derive(Debug, Clone)]
+pub enum MetricsAccess {
+    /// Whoever reaches the listener.
+    Everybody,
+    /// Whoever sends this as a bearer token.
+    Token(SecretString),
+    /// Nobody: it is a public address, and no token is configured.
+    Nobody,
+}
+
+impl MetricsAccess {
+    /// Lets a request pass.
+    ///
+    /// # Errors
+    /// 401 if the headers don't carry the token, or there is none.
+    pub fn check(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        let refused = |detail| Err(Problem::new(Code::MissingCredentials, detail));
+        match self {
+            Self::Everybody => Ok(()),
+            Self::Nobody => refused("Nobody may read this at a public address, unless AURA_METRICS_TOKEN is set."),
+            Self::Token(token) => {
+                let wanted = format!("Bearer {}", token.expose_secret());
+                let sent = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
+                // The time tells nothing of how much was right.
+                match bool::from(sent.ct_eq(wanted.as_bytes())) {
+                    true => Ok(()),
+                    false => refused("This installation asks for a token here."),
+                }
+            }
+        }
+    }
+}
+
 type Probe = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Report> + Send>> + Send + Sync>;
 
 /// The probes of a binary.
@@ -52,7 +87,7 @@ pub struct Probes {
     health: Probe,
     ready: Probe,
     metrics: Metrics,
-    metrics_token: Option<SecretString>,
+    access: MetricsAccess,
     shutdown: Option<ShutdownHandle>,
 }
 
@@ -60,7 +95,13 @@ impl Probes {
     /// Probes that are always content; replace them with [`Self::health`] and [`Self::ready`].
     pub fn new(metrics: Metrics) -> Self {
         let content = || async { Report::ok(json!({"status": "ok"})) };
-        Self { health: boxed(content), ready: boxed(content), metrics, metrics_token: None, shutdown: None }
+        Self {
+            health: boxed(content),
+            ready: boxed(content),
+            metrics,
+            access: MetricsAccess::Everybody,
+            shutdown: None,
+        }
     }
 
     /// Not ready from the instant in which `shutdown` is triggered, whatever the readiness probe would say.
@@ -90,10 +131,10 @@ impl Probes {
         self
     }
 
-    /// Asks for this bearer token at `/metrics`.
+    /// Shows the metrics to these only.
     #[must_use]
-    pub fn metrics_token(mut self, token: Option<SecretString>) -> Self {
-        self.metrics_token = token;
+    pub fn metrics_access(mut self, access: MetricsAccess) -> Self {
+        self.access = access;
         self
     }
 
@@ -113,15 +154,9 @@ impl Probes {
     /// The metrics, or a problem if the token is wrong.
     ///
     /// # Errors
-    /// 401 if a token is configured and `headers` don't carry it.
+    /// 401 if `headers` don't carry what is asked for.
     pub fn render_metrics(&self, headers: &HeaderMap) -> Result<String, Problem> {
-        let sent = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        match &self.metrics_token {
-            Some(token) if sent != Some(format!("Bearer {}", token.expose_secret()).as_str()) => {
-                Err(Problem::new(Code::MissingCredentials, "This installation asks for a token here."))
-            }
-            _ => Ok(self.metrics.render()),
-        }
+        self.access.check(headers).map(|()| self.metrics.render())
     }
 
     /// A router with the three routes.

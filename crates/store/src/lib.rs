@@ -65,6 +65,14 @@ const SESSION_LIMITS: [(&str, &str); 2] = [("idle_in_transaction_session_timeout
 /// Connections per process: queries are short, and N replicas share the server's limit.
 const MAX_CONNECTIONS: u32 = 10;
 
+/// What is wrong with the URL of the platform database before anybody connects, in words for the operator that repeat nothing
+/// of it. An empty one is none.
+pub fn url_problems(url: &str) -> Option<String> {
+    let is_url = url.starts_with("postgres://") || url.starts_with("postgresql://");
+    let usable = url.is_empty() || is_url && url.parse::<sqlx::postgres::PgConnectOptions>().is_ok();
+    (!usable).then(|| "DATABASE_URL is not a postgres:// URL".to_owned())
+}
+
 /// A handle of the platform database; clones share the pool.
 #[derive(Debug, Clone)]
 pub struct Store {

@@ -38,6 +38,18 @@ impl NatsOptions {
         self
     }
 
+    /// The users of `deploy/nats/users.conf`, each with its name as its password.
+    ///
+    /// # Errors
+    /// The file can't be read.
+    pub fn with_product_users(mut self) -> Result<Self> {
+        for (variable, user) in [("WORKER", "worker"), ("FRONT", "front"), ("API", "api"), ("SERVE", "realtime")] {
+            self.configuration.push(format!("NATS_{variable}_PASSWORD: \"aura-{user}\""));
+        }
+        self.configuration.push(std::fs::read_to_string(repository_root().join("deploy/nats/users.conf"))?);
+        Ok(self)
+    }
+
     fn lines(&self) -> Vec<String> {
         let mut lines = self.configuration.clone();
         if !self.users.is_empty() {

@@ -28,6 +28,9 @@ use crate::{
     query::Params,
 };
 
+/// What a page of another origin is told.
+pub(crate) const ORIGIN: &str = "This installation lists the pages that may connect, and yours is not among them.";
+
 /// `GET /socket/websocket`.
 pub(crate) async fn upgrade(
     State(shared): State<Arc<Shared>>,
@@ -39,6 +42,10 @@ pub(crate) async fn upgrade(
         Ok(upgrade) => upgrade,
         Err(rejection) => return Problem::new(Code::MalformedRequest, rejection.body_text()).into_response(),
     };
+    if !shared.settings.origins.allow(&headers) {
+        metrics::counter!("front_connects_refused_total", "reason" => "origin").increment(1);
+        return Problem::new(Code::OriginNotAllowed, ORIGIN).into_response();
+    }
     let Some(version) = Version::from_param(query.get("vsn")) else {
         return StatusCode::FORBIDDEN.into_response();
     };

@@ -2,12 +2,13 @@ use std::{sync::Arc, time::Duration};
 
 use aura_bus::MemoryBus;
 use aura_front::FrontSettings;
+use aura_kit::http::Origins;
 use aura_testkit::eventually;
 use aura_wire::phoenix::Version;
 use serde_json::{Value, json};
 use tokio_tungstenite::{
     connect_async,
-    tungstenite::{self, Message},
+    tungstenite::{self, Message, client::IntoClientRequest},
 };
 
 use crate::{
@@ -42,6 +43,38 @@ async fn r_frt_1_upgrades_are_refused_as_the_original_does() {
     );
     let plain = rig.ws.replace("/realtime/v1/", "/socket/");
     assert!(Client::connect(&plain, Version::V2, &format!("a.b.{FAR}")).await.is_ok(), "without the prefix, too");
+}
+
+/// Status of an upgrade with this `Origin`.
+async fn upgrade(rig: &Rig, origin: Option<&str>) -> u16 {
+    let mut request = format!("{}?apikey=a.b.{FAR}", rig.ws).into_client_request().expect("a request");
+    if let Some(origin) = origin {
+        request.headers_mut().insert("origin", origin.parse().expect("a header"));
+    }
+    match connect_async(request).await {
+        Ok((_, response)) => response.status().as_u16(),
+        Err(tungstenite::Error::Http(response)) => response.status().as_u16(),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[tokio::test]
+async fn n_7_a_page_of_another_origin_opens_no_socket() {
+    let origins = Origins::listed(vec!["https://good.example".to_owned()], false);
+    let rig = Rig::start_with(FrontSettings { origins, ..Default::default() }, Arc::new(MemoryBus::new())).await;
+    assert_eq!(upgrade(&rig, Some("https://good.example")).await, 101);
+    assert_eq!(upgrade(&rig, None).await, 101, "no browser: its key says who it is");
+    let evil = [
+        "https://evil.example",
+        "null",
+        "https://good.example.evil.example",
+        "http://good.example",
+        "https://good.example:8443",
+    ];
+    for origin in evil {
+        assert_eq!(upgrade(&rig, Some(origin)).await, 403, "{origin}");
+    }
+    assert_eq!(upgrade(&Rig::start().await, Some("https://evil.example")).await, 101, "by default the key is enough");
 }
 
 #[tokio::test]

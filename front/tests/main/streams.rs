@@ -1,5 +1,8 @@
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use aura_bus::MemoryBus;
+use aura_front::FrontSettings;
+use aura_kit::http::Origins;
 use aura_testkit::eventually;
 use serde_json::Value;
 use tokio::{
@@ -134,4 +137,22 @@ async fn r_frt_6_a_stream_ends_when_its_token_expires() {
     stream.end().await;
     let message = stream.data()["message"].as_str().expect("a text").to_owned();
     assert!(message.starts_with("Token has expired"), "{message}");
+}
+
+#[tokio::test]
+async fn n_7_a_page_of_another_origin_opens_no_stream() {
+    let origins = Origins::listed(vec!["https://good.example".to_owned()], false);
+    let settings = FrontSettings { origins, ..hasty() };
+    let rig = Rig::start_with(settings, Arc::new(MemoryBus::new())).await;
+    let path = "/realtime/v1/sse?table=t";
+    let evil = format!("{}origin: https://good.example.evil.example\r\n", key("alice"));
+    let mut refused = Stream::open(&rig, path, &evil).await;
+    refused.end().await;
+    assert!(refused.text.contains("origin_not_allowed"), "{}", refused.text);
+    assert!(!refused.text.contains("access-control-allow-origin"), "{}", refused.text);
+    let good = format!("{}origin: https://good.example\r\n", key("alice"));
+    let mut stream = Stream::open(&rig, path, &good).await;
+    stream.until("Subscribed").await;
+    assert!(stream.text.contains("access-control-allow-origin: https://good.example"), "{}", stream.text);
+    assert!(!stream.text.contains("access-control-allow-credentials"), "{}", stream.text);
 }

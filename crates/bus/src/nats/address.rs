@@ -1,5 +1,7 @@
 //! Server URLs: async-nats leaves the credentials in a URL unused, and logs the URL.
 
+use std::net::IpAddr;
+
 use async_nats::ConnectOptions;
 use url::Url;
 
@@ -38,6 +40,42 @@ impl Address {
     }
 }
 
+/// What is wrong with URLs of the bus before anybody connects, in words for the operator that repeat nothing of them: not
+/// URLs, or for production no credentials, or no TLS to a server that isn't on loopback (R-SEC-6).
+pub fn url_problems(urls: &str, is_production: bool) -> Vec<String> {
+    if urls == "memory:" {
+        return vec![
+            "NATS_URL=memory: is only for the undivided binary: separate processes need nats-server".to_owned(),
+        ];
+    }
+    let Ok(address) = Address::parse(urls) else { return vec!["NATS_URL is not a NATS URL".to_owned()] };
+    let servers: Vec<_> = address.servers.iter().filter_map(|server| Url::parse(server).ok()).collect();
+    let mut found = Vec::new();
+    if servers.iter().any(|server| !matches!(server.scheme(), "nats" | "tls")) {
+        found.push("NATS_URL must start with nats:// or tls://".to_owned());
+    }
+    if is_production && address.credentials.is_none() {
+        found.push(
+            "NATS_URL has no credentials, production refuses a bus that everybody may use: nats://user:password@host"
+                .to_owned(),
+        );
+    }
+    let in_clear = |server: &Url| server.scheme() != "tls" && !is_loopback(server);
+    if is_production && servers.iter().any(in_clear) {
+        found.push(
+            "NATS_URL is plain text and not on loopback, production refuses it: tls://user:password@host".to_owned(),
+        );
+    }
+    found
+}
+
+fn is_loopback(server: &Url) -> bool {
+    // Of a scheme that the crate doesn't know, addresses are names to it.
+    let host = server.host_str().unwrap_or_default();
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+}
+
 fn bad_url() -> BusError {
     BusError::Refused("not a NATS URL".to_owned())
 }
@@ -70,6 +108,27 @@ mod tests {
         assert_eq!(address.credentials, Some(("a@b".to_owned(), Some("p:w".to_owned()))));
         let token = Address::parse("tls://tok@one").expect("a URL");
         assert_eq!((token.servers, token.credentials), (vec!["tls://one".to_owned()], Some(("tok".to_owned(), None))));
+    }
+
+    #[test]
+    fn r_sec_6_production_wants_credentials_and_off_loopback_tls() {
+        let cases = [
+            ("nats://127.0.0.1:4222", 1, 0),
+            ("nats://u:p@127.0.0.1:4222", 0, 0),
+            ("nats://u:p@[::1]:4222,nats://localhost", 0, 0),
+            ("tls://token@nats.example", 0, 0),
+            ("nats://u:p@nats.example", 1, 0),
+            ("nats://u:p@127.0.0.1, nats://10.0.0.1", 1, 0),
+            ("nats.example:4222", 2, 0),
+            ("http://u:p@127.0.0.1", 1, 1),
+            ("memory:", 1, 1),
+            ("nats://", 1, 1),
+        ];
+        for (urls, production, dev) in cases {
+            let found = [true, false].map(|is_production| url_problems(urls, is_production));
+            assert_eq!(found.each_ref().map(Vec::len), [production, dev], "{urls}: {found:?}");
+            assert!(found.iter().flatten().all(|problem| problem.contains("NATS_URL") && !problem.contains("u:p")));
+        }
     }
 
     #[test]

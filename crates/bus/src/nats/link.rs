@@ -141,8 +141,12 @@ impl Link {
 }
 
 fn connect_options(options: &NatsOptions, role: &str, address: &Address) -> ConnectOptions {
-    address
-        .sign_in(ConnectOptions::new())
+    let signed_in = address.sign_in(ConnectOptions::new());
+    let addressed = match options.inbox {
+        Some(prefix) => signed_in.custom_inbox_prefix(prefix),
+        None => signed_in,
+    };
+    addressed
         .name(format!("{} {role}", options.name))
         .client_capacity(CLIENT_CAPACITY)
         .subscription_capacity(options.subscription_capacity)

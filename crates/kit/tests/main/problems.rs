@@ -1,6 +1,6 @@
 //! Errors have one shape, whatever went wrong.
 
-use aura_kit::{Code, Json, Metrics, Probes, Problem, Report, http::with_layers};
+use aura_kit::{Code, Json, Metrics, MetricsAccess, Probes, Problem, Report, http::with_layers};
 use axum::{
     Router,
     body::{Body, to_bytes},
@@ -101,7 +101,7 @@ async fn probes_answer_200_or_503_and_metrics_may_ask_for_a_token() {
     let metrics = Metrics::install().expect("the only recorder");
     metrics::counter!("kit_test_total").increment(3);
     let probes = Probes::new(metrics).ready(|| async { Report::failing(json!({"status": "draining"})) });
-    let guarded = probes.clone().metrics_token(Some("let me in".into())).router();
+    let guarded = probes.clone().metrics_access(MetricsAccess::Token("let me in".into())).router();
     let open = probes.router();
     let status = |router: &Router, request: Request<Body>| {
         let router = router.clone();
@@ -113,6 +113,8 @@ async fn probes_answer_200_or_503_and_metrics_may_ask_for_a_token() {
     let text = to_bytes(response.into_body(), 1 << 20).await.expect("a body");
     assert!(String::from_utf8_lossy(&text).contains("kit_test_total 3"));
     assert_eq!(status(&guarded, get_request("/metrics")).await, StatusCode::UNAUTHORIZED);
+    let wrong = Request::get("/metrics").header("authorization", "Bearer let me out").body(Body::empty());
+    assert_eq!(status(&guarded, wrong.expect("a request")).await, StatusCode::UNAUTHORIZED);
     let with_token = Request::get("/metrics").header("authorization", "Bearer let me in").body(Body::empty());
     assert_eq!(status(&guarded, with_token.expect("a request")).await, StatusCode::OK);
 }
