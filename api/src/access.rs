@@ -1,16 +1,17 @@
 //! Permission as a parameter (R-SEC-1): a handler gets a project or a table only by extracting the right to it.
 
-use aura_auth::{AuthError, LiveKey, ProjectRules, Role, Verified, Verifier, peek, token_from_headers};
+use aura_auth::{AuthError, LiveKey, ProjectRules, Role, Verified, Verifier, peek};
 use aura_domain::{ProjectId, SqlName};
 use aura_kit::Code;
 use aura_store::{KeyRole, NewAudit, Project, ProjectAuth, TableRef};
 use axum::{
     extract::{FromRequestParts, MatchedPath, RawPathParams},
-    http::{HeaderMap, request::Parts},
+    http::request::Parts,
 };
 
 use crate::{
     error::{ApiError, Result},
+    session,
     state::AppState,
 };
 
@@ -39,6 +40,12 @@ impl ProjectService {
     pub(crate) fn actor(&self) -> &Actor {
         &self.actor
     }
+
+    /// `None` if the token isn't a service_role key.
+    fn new(project: Project, verified: &Verified) -> Option<Self> {
+        let key = verified.key_id.filter(|_| verified.role == Role::ServiceRole)?;
+        Some(Self { project, actor: Actor(format!("{key} {}", verified.role)) })
+    }
 }
 
 impl FromRequestParts<AppState> for ProjectService {
@@ -47,7 +54,7 @@ impl FromRequestParts<AppState> for ProjectService {
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self> {
         // An id that isn't one is as unknown as any other.
         let wanted = path_param(parts, state, "project").await?.parse::<ProjectId>().ok();
-        let (project, verified) = match authenticate(&parts.headers, state, wanted).await? {
+        let (project, verified) = match authenticate(parts, state, wanted).await? {
             Caller::Project(project, verified) => (project, verified),
             Caller::Platform => return Err(forbidden("a service_role key of the project")),
         };
@@ -55,12 +62,25 @@ impl FromRequestParts<AppState> for ProjectService {
             note_intrusion(parts, state, wanted, &project, &verified).await?;
             return Err(ApiError::project_not_found());
         }
-        match (&verified.role, verified.key_id) {
-            (Role::ServiceRole, Some(key)) => {
-                Ok(Self { project: *project, actor: Actor(format!("{key} {}", verified.role)) })
-            }
-            _ => Err(forbidden("a service_role key of the project")),
-        }
+        Self::new(*project, &verified).ok_or_else(|| forbidden("a service_role key of the project"))
+    }
+}
+
+/// Whoever holds a key that administers something: the platform or a project.
+pub(crate) enum KeyHolder {
+    Platform,
+    Project(Box<ProjectService>),
+}
+
+impl FromRequestParts<AppState> for KeyHolder {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self> {
+        let service = match authenticate(parts, state, None).await? {
+            Caller::Platform => return Ok(Self::Platform),
+            Caller::Project(project, verified) => ProjectService::new(*project, &verified),
+        };
+        service.map(Box::new).map(Self::Project).ok_or_else(|| forbidden("a service_role or platform key"))
     }
 }
 
@@ -148,7 +168,7 @@ impl FromRequestParts<AppState> for Platform {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self> {
-        match authenticate(&parts.headers, state, None).await? {
+        match authenticate(parts, state, None).await? {
             Caller::Platform => Ok(Self { actor: Actor("platform".to_owned()) }),
             Caller::Project(..) => Err(forbidden("a platform key")),
         }
@@ -212,8 +232,8 @@ enum Caller {
 }
 
 /// `wanted` is the project that is asked for: an end user's token, which a tenant's own server signs, need not name it.
-async fn authenticate(headers: &HeaderMap, state: &AppState, wanted: Option<ProjectId>) -> Result<Caller> {
-    let token = token_from_headers(headers)?;
+async fn authenticate(parts: &Parts, state: &AppState, wanted: Option<ProjectId>) -> Result<Caller> {
+    let token = &*session::token(parts, state).await?;
     let id = match (peek(token)?.project_ref, wanted) {
         (Some(id), _) => id,
         (None, wanted) => match (Verifier::verify_platform(&state.settings().platform_secret, token), wanted) {

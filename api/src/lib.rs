@@ -11,6 +11,7 @@ mod paging;
 mod probes;
 mod project;
 mod routes;
+mod session;
 mod source;
 mod state;
 mod toggle;
@@ -44,12 +45,14 @@ pub struct Settings {
     pub source_connections: usize,
     /// Changing toggles that a project may make in a minute (R-HOLE-3).
     pub toggles_per_minute: u32,
+    /// Browsers reach us by TLS: a session's cookie never leaves it.
+    pub secure_cookies: bool,
 }
 
 impl Settings {
     /// Settings with the defaults.
     pub fn new(platform_secret: SecretString) -> Self {
-        Self { platform_secret, source_connections: 4, toggles_per_minute: 120 }
+        Self { platform_secret, source_connections: 4, toggles_per_minute: 120, secure_cookies: false }
     }
 }
 

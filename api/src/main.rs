@@ -113,6 +113,7 @@ async fn build(config: &Config) -> Result<Api> {
     let key = MasterKey::new(config.platform.master_key().expose_secret()).component("AURA_MASTER_KEY")?;
     let store = Store::connect(config.platform.database_url(), key).await.component("platform database")?;
     store.check().await.component("platform database")?;
-    let settings = Settings::new(config.platform_key.secret());
+    let secure_cookies = config.listening.behind_tls;
+    let settings = Settings { secure_cookies, ..Settings::new(config.platform_key.secret()) };
     Ok(Api::new(ApiDeps { store, bus: None, settings }))
 }

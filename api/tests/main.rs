@@ -13,6 +13,7 @@ mod process;
 mod project_changes;
 mod projects;
 mod sources;
+mod studio;
 mod takeover;
 mod toggle;
 mod toggle_limits;

@@ -22,6 +22,8 @@ enum For {
     Service,
     /// The platform key.
     Platform,
+    /// Either, and of a service_role key's own project only.
+    KeyHolder,
 }
 
 /// Every operation, by its id.
@@ -52,6 +54,10 @@ const OPERATIONS: &[(&str, For)] = &[
     ("force_close_engine", For::Platform),
     ("recreate_slot", For::Platform),
     ("list_workers", For::Platform),
+    ("create_studio_session", For::KeyHolder),
+    ("get_studio_session", For::KeyHolder),
+    ("delete_studio_session", For::KeyHolder),
+    ("create_inspector_token", For::KeyHolder),
     ("health", For::Everybody),
     ("ready", For::Everybody),
     ("metrics", For::Everybody),
@@ -77,6 +83,7 @@ impl For {
             (Self::Everybody, ..) => Verdict::LetIn,
             (_, Some(code), _) => Verdict::Refused(code),
             (Self::Platform, _, Kind::Platform) | (Self::Service, _, Kind::Service) => Verdict::LetIn,
+            (Self::KeyHolder, _, Kind::Platform | Kind::Service | Kind::ForeignService) => Verdict::LetIn,
             (Self::Service, _, key) if key.is_foreign() => Verdict::Unknown,
             _ => Verdict::RoleTooLow,
         }
@@ -94,7 +101,8 @@ impl Verdict {
             (StatusCode::FORBIDDEN, "insufficient_role") => Ok(Self::RoleTooLow),
             (StatusCode::NOT_FOUND, "project_not_found") => Ok(Self::Unknown),
             // A body that isn't the operation's, or a state that isn't, proves as well that the key was let in.
-            (StatusCode::OK | StatusCode::UNPROCESSABLE_ENTITY | StatusCode::CONFLICT, _) => Ok(Self::LetIn),
+            (StatusCode::UNPROCESSABLE_ENTITY | StatusCode::CONFLICT, _) => Ok(Self::LetIn),
+            (status, _) if status.is_success() => Ok(Self::LetIn),
             // A probe's: no problem.
             (StatusCode::SERVICE_UNAVAILABLE, "") => Ok(Self::LetIn),
             (status, code) => anyhow::bail!("{status} {code}: {}", reply.body),

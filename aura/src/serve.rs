@@ -74,6 +74,7 @@ impl ServeOptions {
             worker: WorkerSettings { drain_timeout: self.shutdown.drain_timeout, ..self.worker.settings() },
             metrics: self.listening.metrics(self.platform.env, self.listen),
             origins: self.origins.origins(),
+            secure_cookies: self.listening.behind_tls,
             limits: self.limits.limits(&self.listening, Some(&self.key_limits)),
         }
     }

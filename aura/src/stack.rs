@@ -38,6 +38,7 @@ pub(crate) struct StackConfig {
     pub(crate) limits: Limits,
     pub(crate) metrics: MetricsAccess,
     pub(crate) origins: Origins,
+    pub(crate) secure_cookies: bool,
 }
 
 /// Longest time for answers to leave and connections to be given back.
@@ -94,6 +95,7 @@ impl Stack {
         let deps = FrontDeps { store: store.clone(), bus: Arc::clone(&bus), sub_id_key, settings };
         let front = Front::new(deps);
         let settings = aura_api::Settings::new(config.platform_jwt_secret.clone());
+        let settings = aura_api::Settings { secure_cookies: config.secure_cookies, ..settings };
         let api = Api::new(ApiDeps { store: store.clone(), bus: Some(bus), settings });
         let api = api.with_probes(probes(&store, &worker)?.metrics_access(config.metrics).until(shutdown));
         let router = api.router().merge(front.router());

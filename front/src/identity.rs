@@ -14,6 +14,8 @@ pub struct Identity {
     pub claims: Claims,
     /// `exp`, seconds since 1970.
     pub expires: i64,
+    /// It receives and sends nothing.
+    pub read_only: bool,
 }
 
 impl Identity {

@@ -1,7 +1,7 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use aura_auth::{AuthError, KeyRole, LiveKey, ProjectRules, Verifier, peek};
+use aura_auth::{AuthError, KeyRole, LiveKey, ProjectRules, Verifier, is_inspector, peek};
 use aura_domain::{Claims, ProjectId};
 use aura_store::{ProjectAuth, Store, StoreError};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -76,6 +76,7 @@ fn verify(auth: &ProjectAuth, token: &str) -> Result<Identity, TokenError> {
         role: verified.role.as_str().to_owned(),
         claims: Claims::from_payload(&verified.payload).map_err(|_| TokenError::Malformed)?,
         expires: verified.exp,
+        read_only: is_inspector(&verified.payload),
     })
 }
 

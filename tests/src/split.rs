@@ -22,11 +22,12 @@ pub struct SplitOptions {
     postgres: PostgresOptions,
     nats: NatsOptions,
     worker: Vec<(String, String)>,
-    /// The worker's own user of the bus.
-    worker_user: Option<(String, String)>,
+    /// The bus has users of the test's own in place of those of `deploy/nats`.
+    own_users: bool,
     source_proxy: bool,
     bus_proxy: bool,
     own_platform: bool,
+    log: Option<String>,
 }
 
 impl SplitOptions {
@@ -44,11 +45,21 @@ impl SplitOptions {
         self
     }
 
+    /// What every binary logs, in the words of `AURA_LOG`; `info` otherwise.
+    #[must_use]
+    pub fn log(mut self, filter: &str) -> Self {
+        self.log = Some(filter.to_owned());
+        self
+    }
+
     /// The worker may not publish to these subjects.
     #[must_use]
     pub fn worker_refused(mut self, subjects: &[&str]) -> Self {
-        self.nats = self.nats.user("worker", "worker", subjects).user("everybody", "everybody", &[]);
-        self.worker_user = Some(("worker".to_owned(), "worker".to_owned()));
+        self.nats = self.nats.user("aura-worker", "aura-worker", subjects);
+        for user in ["aura-front", "aura-api", "aura-realtime"] {
+            self.nats = self.nats.user(user, user, &[]);
+        }
+        self.own_users = true;
         self
     }
 
@@ -74,12 +85,9 @@ impl SplitOptions {
     }
 
     /// The worker's part of the environment.
-    fn on_worker(&self, mut command: ProcessOptions, nats: &Nats, bus_proxy: Option<&TcpProxy>) -> ProcessOptions {
+    fn on_worker(&self, mut command: ProcessOptions, bus_proxy: Option<&TcpProxy>) -> ProcessOptions {
         // A killed worker's lease must expire before the next one reads.
         command = command.env("LEASE_DURATION_SECS", "3");
-        if let Some((user, password)) = &self.worker_user {
-            command = command.env("NATS_URL", nats.url_as(user, password));
-        }
         if let Some(proxy) = bus_proxy {
             let port = proxy.port();
             command = command.env("NATS_URL", format!("nats://aura-worker:aura-worker@127.0.0.1:{port}"));
@@ -175,24 +183,25 @@ impl Split {
 
     /// The same with other options.
     pub async fn start_with(options: SplitOptions) -> Result<Self> {
-        let own_users = options.worker_user.is_some();
-        let bus = if own_users { options.nats.clone() } else { options.nats.clone().with_product_users()? };
+        let bus = options.nats.clone();
+        let bus = if options.own_users { bus } else { bus.with_product_users()? };
         let (postgres, nats) = tokio::try_join!(Postgres::start_with(options.postgres.clone()), Nats::start_with(bus))?;
         postgres.create_database("app").await?;
         let own_platform = if options.own_platform { Some(Postgres::start().await?) } else { None };
         let platform = own_platform.as_ref().unwrap_or(&postgres).create_database("platform").await?;
         let superuser = postgres.client("postgres").await?;
         superuser.batch_execute("create role worker login replication password 'worker'").await?;
+        let log = options.log.as_deref().unwrap_or("info");
         let binary = |name: &str| {
-            let user = if own_users { "everybody" } else { bus_user(name) };
-            binary(name, &platform, &nats.url_as(user, user))
+            binary(name, &platform, &nats.url_as(bus_user(name), bus_user(name)))
+                .map(|binary| binary.env("AURA_LOG", log))
         };
         binary("aura-realtime")?.arg("migrate").start()?.succeeds(PATIENCE).await?;
         let source_proxy = proxy(options.source_proxy, postgres.port()).await?;
         let bus_proxy = proxy(options.bus_proxy, nats.port()).await?;
         let source_port = source_proxy.as_ref().map_or_else(|| postgres.port(), TcpProxy::port);
         let worker_command = options
-            .on_worker(binary("aura-realtime-cdc-worker")?, &nats, bus_proxy.as_ref())
+            .on_worker(binary("aura-realtime-cdc-worker")?, bus_proxy.as_ref())
             .env(
                 "POSTGRES_REPLICATION_URL",
                 format!("postgres://worker:worker@127.0.0.1:{source_port}/app?sslmode=disable"),
@@ -266,6 +275,11 @@ impl Split {
         self.platform.as_ref().unwrap_or(&self.postgres)
     }
 
+    /// What no log, answer or metric may have in it.
+    pub fn secrets() -> [&'static str; 5] {
+        [MASTER_KEY, PLATFORM_SECRET, "worker:worker@", "aura-worker:aura-worker@", "aura-front:aura-front@"]
+    }
+
     /// A key that may do everything.
     pub async fn platform_key(&self) -> Result<&str> {
         let make = || async {
@@ -328,6 +342,5 @@ fn binary(name: &str, platform: &str, bus: &str) -> Result<ProcessOptions> {
         .env("DATABASE_URL", platform)
         .env("NATS_URL", bus)
         .env("AURA_MASTER_KEY", MASTER_KEY)
-        .env("AURA_PLATFORM_JWT_SECRET", PLATFORM_SECRET)
-        .env("AURA_LOG", "info"))
+        .env("AURA_PLATFORM_JWT_SECRET", PLATFORM_SECRET))
 }

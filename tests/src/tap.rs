@@ -54,7 +54,8 @@ impl BusTap {
     pub async fn start(nats: &Nats) -> Result<Self> {
         let (read, mut write) = TcpStream::connect(("127.0.0.1", nats.port())).await?.into_split();
         let mut lines = BufReader::new(read);
-        write.write_all(b"CONNECT {\"verbose\":false,\"headers\":true}\r\n").await?;
+        let connect = r#"CONNECT {"verbose":false,"headers":true,"user":"aura-front","pass":"aura-front"}"#;
+        write.write_all(format!("{connect}\r\n").as_bytes()).await?;
         write.write_all(b"SUB aura.realtime.*.changes.> 1\r\nSUB aura.realtime.*.gap 2\r\nPING\r\n").await?;
         let subscribed = async {
             let mut line = String::new();

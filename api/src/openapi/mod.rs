@@ -29,6 +29,7 @@ use crate::routes;
         (name = "projects", description = "Tenants"),
         (name = "sources", description = "PostgreSQL servers"),
         (name = "engines", description = "What reads a source's changes"),
+        (name = "studio", description = "Sessions of the web interface"),
         (name = "service", description = "This process")
     ),
     servers((url = "/", description = "This installation")),
@@ -45,6 +46,8 @@ impl Modify for Security {
         let key = SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("apikey")));
         let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("JWT").build();
         components.add_security_scheme("apikey", key);
+        let session = SecurityScheme::ApiKey(ApiKey::Cookie(ApiKeyValue::new("aura_session")));
+        components.add_security_scheme("session", session);
         components.add_security_scheme("bearer", SecurityScheme::Http(bearer));
     }
 }

@@ -24,7 +24,7 @@ const PROBES: &[&str] = &["/health", "/ready", "/metrics"];
 /// What many operations answer alike, by name.
 const COMMON: &[(&str, &[Code])] = &[
     ("Unauthorized", UNAUTHORIZED),
-    ("Forbidden", &[Code::InsufficientRole]),
+    ("Forbidden", &[Code::InsufficientRole, Code::CsrfFailed]),
     ("TooManyRequests", &[Code::RateLimited]),
     ("Internal", &[Code::Internal]),
     ("Unavailable", &[Code::PlatformUnavailable, Code::ShuttingDown]),
@@ -109,7 +109,7 @@ fn codes(path: &str, operation: &mut Operation) -> Vec<Code> {
     }
     if operation.security.as_ref().is_some_and(|security| !security.is_empty()) {
         codes.extend(UNAUTHORIZED);
-        codes.extend([Code::InsufficientRole, Code::PlatformUnavailable]);
+        codes.extend([Code::InsufficientRole, Code::CsrfFailed, Code::PlatformUnavailable]);
     }
     if operation.request_body.is_some() {
         codes.extend([Code::MalformedRequest, Code::RequestTimeout, Code::PayloadTooLarge]);

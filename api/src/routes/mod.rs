@@ -8,6 +8,7 @@ mod explain;
 mod projects;
 mod service;
 mod sources;
+mod studio;
 mod tables;
 mod toggle;
 mod workers;
@@ -94,6 +95,8 @@ fn documented() -> OpenApiRouter<AppState> {
         .routes(routes!(engine_verbs::force_close_engine))
         .routes(routes!(engine_verbs::recreate_slot))
         .routes(routes!(workers::list_workers))
+        .routes(routes!(studio::create_studio_session, studio::get_studio_session, studio::delete_studio_session))
+        .routes(routes!(studio::create_inspector_token))
         .routes(routes!(service::health))
         .routes(routes!(service::ready))
         .routes(routes!(service::metrics))

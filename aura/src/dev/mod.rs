@@ -181,6 +181,7 @@ impl Session {
             limits: Limits::off(),
             metrics: MetricsAccess::Everybody,
             origins: Origins::any(),
+            secure_cookies: false,
         })
     }
 

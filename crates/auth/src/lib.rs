@@ -7,9 +7,9 @@ mod peek;
 mod verify;
 
 pub use error::AuthError;
-pub use mint::{KEY_LIFETIME, MintError, Minter, generate_secret};
+pub use mint::{INSPECTOR_LIFETIME, KEY_LIFETIME, MintError, Minter, generate_secret};
 pub use peek::{Peeked, peek, token_from_headers};
-pub use verify::{KeyRole, LiveKey, ProjectRules, Role, Verified, Verifier};
+pub use verify::{KeyRole, LiveKey, ProjectRules, Role, Verified, Verifier, is_inspector};
 
 /// `iss` of every key that we mint.
 pub const ISSUER: &str = "aura";

@@ -12,6 +12,11 @@ use crate::{ISSUER, KeyRole};
 /// Life of an API key: ten years, as Supabase's; it ends earlier by being revoked.
 pub const KEY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
+/// Life of an inspector's token (R-SEC-5).
+pub const INSPECTOR_LIFETIME: Duration = Duration::from_secs(300);
+/// Begins the `jti` of an inspector's token, which policies don't see.
+pub(crate) const INSPECTOR: &str = "inspector:";
+
 /// A token that could not be made.
 #[derive(Debug, thiserror::Error)]
 #[error("can't sign the token")]
@@ -73,6 +78,25 @@ impl<'a> Minter<'a> {
         payload.insert("exp".to_owned(), exp.into());
         payload.extend(claims);
         self.sign(&Value::Object(payload), None)
+    }
+
+    /// A token of Studio's inspector (R-SEC-5): what an end user with these claims sees, for [`INSPECTOR_LIFETIME`], and nothing
+    /// else ([`crate::is_inspector`]). Claims that say whose a token is and for how long don't count.
+    ///
+    /// # Errors
+    /// Signing failed.
+    pub fn inspector_token(
+        &self,
+        project: ProjectId,
+        role: &str,
+        mut claims: Map<String, Value>,
+    ) -> Result<String, MintError> {
+        claims.retain(|name, _| !["iss", "iat", "nbf"].contains(&name.as_str()));
+        let (iat, exp) = times(INSPECTOR_LIFETIME);
+        let jti = format!("{INSPECTOR}{}", Uuid::new_v4());
+        let ours = json!({"ref": project, "role": role, "jti": jti, "iat": iat, "exp": exp});
+        claims.extend(ours.as_object().cloned().unwrap_or_default());
+        self.sign(&Value::Object(claims), None)
     }
 
     fn sign(&self, claims: &Value, key_id: Option<Uuid>) -> Result<String, MintError> {

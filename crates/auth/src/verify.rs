@@ -6,7 +6,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::{AuthError, ISSUER, LEEWAY_SECONDS, MAX_TOKEN_BYTES, peek::project_ref};
+use crate::{AuthError, ISSUER, LEEWAY_SECONDS, MAX_TOKEN_BYTES, mint::INSPECTOR, peek::project_ref};
 
 /// Role of a project's API key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -162,6 +162,11 @@ impl Verifier {
         }
         Ok(Verified { role, exp: exp(&payload)?, payload, key_id: None, has_ref: false })
     }
+}
+
+/// Whether it is an inspector's token: it receives, and sends nothing.
+pub fn is_inspector(payload: &Value) -> bool {
+    payload.get("jti").and_then(Value::as_str).is_some_and(|jti| jti.starts_with(INSPECTOR))
 }
 
 /// Signature and times. The algorithm comes from the key, never from the header; `jku`, `x5u` and `jwk` are ignored.

@@ -50,6 +50,8 @@ codes! {
     InsufficientRole = "insufficient_role", 403, false, "The role of this token may not do that";
     /// The page's origin isn't among those of `AURA_ALLOWED_ORIGINS`.
     OriginNotAllowed = "origin_not_allowed", 403, false, "Pages of this origin may not connect";
+    /// A Studio session's cookie came without its `csrf_token`, or from another site.
+    CsrfFailed = "csrf_failed", 403, false, "The request does not come from the session's own page";
     /// No such route.
     RouteNotFound = "route_not_found", 404, false, "There is nothing here";
     /// Unknown project, or one that the key doesn't belong to: the two are indistinguishable.

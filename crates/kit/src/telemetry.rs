@@ -9,6 +9,10 @@ use tracing_subscriber::{EnvFilter, fmt};
 const SECONDS: &[f64] =
     &[0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];
 
+/// Libraries whose finer lines have row values, statements or heads of requests in them: nobody gets those, whatever the filter says.
+const QUIET: &[&str] =
+    &["tokio_postgres=info", "sqlx=warn", "h2=info", "hyper=info", "tungstenite=info", "async_nats=info"];
+
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
@@ -35,7 +39,12 @@ impl TelemetryArgs {
         let from_env = || std::env::var("RUST_LOG").ok();
         let text = self.log.clone().or_else(from_env).filter(|text| !text.is_empty());
         let text = text.unwrap_or_else(|| "info".to_owned());
-        EnvFilter::try_new(&text).map_err(|error| format!("AURA_LOG: {error}"))
+        let mut filter = EnvFilter::try_new(&text).map_err(|error| format!("AURA_LOG: {error}"))?;
+        for directive in QUIET {
+            let directive = directive.parse().map_err(|error| format!("{directive}: {error}"))?;
+            filter = filter.add_directive(directive);
+        }
+        Ok(filter)
     }
 
     /// Starts logging. A second start in one process (tests) changes nothing.

@@ -30,6 +30,7 @@ mod registry;
 mod report;
 mod signals;
 mod sources;
+mod studio;
 mod workers;
 
 pub use audit::{AuditEntry, AuditFilter, Caller, NewAudit};
@@ -53,6 +54,7 @@ pub use registrations::{
 pub use registry::RegistrySnapshot;
 pub use signals::{Signal, SignalListener, StatusListener};
 pub use sources::{NewSource, Plugin, SlotRecreate, Source, SourceChange, SourceWrite};
+pub use studio::StudioSession;
 pub use workers::{NewWorker, WORKER_SILENCE, WorkerRow};
 
 /// Longest time that one call may take, waiting for a connection included.

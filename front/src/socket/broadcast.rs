@@ -40,6 +40,11 @@ impl Session {
             self.outbox.push(super::channel::reply(self.version, join_ref, reference, topic, "error", response));
             return;
         };
+        if channel.identity.read_only {
+            let response = r#"{"reason":"This token is read-only"}"#;
+            self.outbox.push(super::channel::reply(self.version, join_ref, reference, topic, "error", response));
+            return;
+        }
         let except = (!channel.broadcast_self).then_some(channel.sink.number);
         let acknowledged = channel.broadcast_ack;
         let members = channel.member.topic().clone();

@@ -95,3 +95,21 @@ async fn topics_are_apart_and_unjoined_ones_unmatched() {
     assert_eq!(client.next().await.payload, json!({"status": "ok", "response": {}}));
     other.expect_nothing().await;
 }
+
+#[tokio::test]
+async fn r_sec_5_an_inspector_receives_and_sends_nothing() {
+    let rig = Rig::start().await;
+    let mut member = member(&rig, Version::V2, json!({})).await;
+    let mut inspector = rig.connect(Version::V2, "inspector").await;
+    inspector.join_with("realtime:room", json!({}), None).await;
+    assert_eq!(inspector.next().await.payload["status"], "ok");
+    inspector.send(json!("1"), json!("2"), "realtime:room", "broadcast", cursor()).await;
+    let refused = inspector.next().await;
+    assert_eq!((&refused.reference, &refused.payload["status"]), (&json!("2"), &json!("error")));
+    let push = [&[3, 1, 1, 13, 6, 0, 1][..], b"17realtime:roomcursor{\"x\":1}"].concat();
+    inspector.raw(Message::Binary(push.into())).await;
+    assert_eq!(inspector.next().await.payload["status"], "error");
+    member.expect_nothing().await;
+    member.send(json!("1"), json!("3"), "realtime:room", "broadcast", cursor()).await;
+    assert_eq!(inspector.next().await.event, "broadcast");
+}

@@ -45,7 +45,14 @@ impl Authenticator for Tokens {
             return Err(TokenError::Expired { seconds: 5 });
         }
         let claims = Claims::from_payload(&json!({"sub": sub, "role": role})).expect("an object");
-        Ok(Identity { project: project(), source: source(), role: role.to_owned(), claims, expires })
+        Ok(Identity {
+            project: project(),
+            source: source(),
+            role: role.to_owned(),
+            claims,
+            expires,
+            read_only: sub == "inspector",
+        })
     }
 
     async fn channel(&self, _: ProjectId, token: &str) -> Result<Identity, TokenError> {
