@@ -1,9 +1,9 @@
 //! Permission as a parameter (R-SEC-1): a handler gets a project or a table only by extracting the right to it.
 
-use aura_auth::{AuthError, LiveKey, ProjectRules, Role, Verified, Verifier, peek};
+use aura_auth::{AuthError, Role, Verified, Verifier, peek};
 use aura_domain::{ProjectId, SqlName};
 use aura_kit::Code;
-use aura_store::{KeyRole, NewAudit, Project, ProjectAuth, TableRef};
+use aura_store::{NewAudit, Project, TableRef};
 use axum::{
     extract::{FromRequestParts, MatchedPath, RawPathParams},
     http::request::Parts,
@@ -14,6 +14,9 @@ use crate::{
     session,
     state::AppState,
 };
+
+/// Whoever has the platform's secret.
+const PLATFORM: &str = "platform";
 
 /// Who did it, for the audit: key id and role, or `platform`.
 #[derive(Debug, Clone)]
@@ -111,6 +114,42 @@ async fn note_intrusion(
     Ok(state.store().audit(entry).await?)
 }
 
+/// The right to what a project's owner and the platform may both do, from a service_role or a platform key.
+#[derive(Debug, Clone)]
+pub(crate) struct ProjectAdmin {
+    project: Project,
+    actor: Actor,
+}
+
+impl ProjectAdmin {
+    pub(crate) fn project(&self) -> &Project {
+        &self.project
+    }
+
+    pub(crate) fn actor(&self) -> &Actor {
+        &self.actor
+    }
+}
+
+impl FromRequestParts<AppState> for ProjectAdmin {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self> {
+        match ProjectService::from_request_parts(parts, state).await {
+            Ok(ProjectService { project, actor }) => Ok(Self { project, actor }),
+            Err(refused) if refused.code() == Code::InsufficientRole => {
+                let project =
+                    ProjectPath::from_request_parts(parts, state).await.map_err(|error| match error.code() {
+                        Code::InsufficientRole => forbidden("a service_role key of the project, or a platform key"),
+                        _ => error,
+                    })?;
+                Ok(Self { project: project.into_project(), actor: Actor(PLATFORM.to_owned()) })
+            }
+            Err(refused) => Err(refused),
+        }
+    }
+}
+
 /// The right to administer one table of a project, by its physical names.
 #[derive(Debug, Clone)]
 pub(crate) struct TableService {
@@ -169,7 +208,7 @@ impl FromRequestParts<AppState> for Platform {
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self> {
         match authenticate(parts, state, None).await? {
-            Caller::Platform => Ok(Self { actor: Actor("platform".to_owned()) }),
+            Caller::Platform => Ok(Self { actor: Actor(PLATFORM.to_owned()) }),
             Caller::Project(..) => Err(forbidden("a platform key")),
         }
     }
@@ -222,7 +261,10 @@ pub(crate) async fn verify_user(state: &AppState, project: ProjectId, token: &st
         return Err(ApiError::new(Code::InvalidBody, "The token is not one of this project."));
     }
     let auth = state.store().project_auth(project).await?.ok_or_else(ApiError::project_not_found)?;
-    verify(&auth, token).map_err(refused)
+    state.settings().verifier.verify_project(&auth.rules, token).await.map_err(|error| match error {
+        AuthError::KeySetUnavailable => error.into(),
+        error => refused(error),
+    })
 }
 
 /// Who is asking.
@@ -247,23 +289,11 @@ async fn authenticate(parts: &Parts, state: &AppState, wanted: Option<ProjectId>
     // A token of a project that isn't there can't be verified, whoever signed it.
     let unverifiable = || ApiError::new(Code::InvalidToken, "The signature is not valid.");
     let auth = state.store().project_auth(id).await?.ok_or_else(unverifiable)?;
-    let verified = verify(&auth, token)?;
+    let verified = state.settings().verifier.verify_project(&auth.rules, token).await;
+    // Nobody learns from the difference which projects there are: an end user's token is good for nothing here anyway.
+    let verified =
+        verified.map_err(|error| if error == AuthError::KeySetUnavailable { AuthError::Forged } else { error })?;
     Ok(Caller::Project(Box::new(auth.project), verified))
-}
-
-fn verify(auth: &ProjectAuth, token: &str) -> std::result::Result<Verified, AuthError> {
-    let role = |role| match role {
-        KeyRole::Anon => aura_auth::KeyRole::Anon,
-        KeyRole::ServiceRole => aura_auth::KeyRole::ServiceRole,
-    };
-    let live_keys: Vec<_> = auth.keys.iter().map(|key| LiveKey { id: key.id, role: role(key.role) }).collect();
-    let rules = ProjectRules {
-        project: auth.project.id,
-        secret: &auth.jwt_secret,
-        live_keys: &live_keys,
-        audience: auth.project.settings.aud.as_deref(),
-    };
-    Verifier::verify_project(&rules, token)
 }
 
 fn forbidden(needed: &str) -> ApiError {

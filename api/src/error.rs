@@ -55,6 +55,7 @@ impl From<AuthError> for ApiError {
             AuthError::Missing => Code::MissingCredentials,
             AuthError::Expired => Code::TokenExpired,
             AuthError::Revoked => Code::KeyRevoked,
+            AuthError::KeySetUnavailable => Code::KeySetUnavailable,
             _ => Code::InvalidToken,
         };
         Self::new(code, sentence(&error.to_string()))

@@ -16,6 +16,7 @@ mod source;
 mod state;
 mod toggle;
 
+use aura_auth::Verifier;
 use aura_bus::SharedBus;
 use aura_kit::{MetricsAccess, Probes, ShutdownHandle};
 use aura_store::Store;
@@ -41,6 +42,8 @@ pub struct ApiDeps {
 pub struct Settings {
     /// Verifies platform keys.
     pub platform_secret: SecretString,
+    /// Verifies everybody else's; clones share what they know of projects' key sets.
+    pub verifier: Verifier,
     /// Connections per source that the api may open (admin URL).
     pub source_connections: usize,
     /// Changing toggles that a project may make in a minute (R-HOLE-3).
@@ -52,7 +55,13 @@ pub struct Settings {
 impl Settings {
     /// Settings with the defaults.
     pub fn new(platform_secret: SecretString) -> Self {
-        Self { platform_secret, source_connections: 4, toggles_per_minute: 120, secure_cookies: false }
+        Self {
+            platform_secret,
+            verifier: Verifier::default(),
+            source_connections: 4,
+            toggles_per_minute: 120,
+            secure_cookies: false,
+        }
     }
 }
 

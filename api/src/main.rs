@@ -4,12 +4,13 @@ use std::{net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Result;
 use aura_api::{Api, ApiDeps, Settings};
+use aura_auth::{JwksOptions, Verifier};
 use aura_bus::{NatsBus, NatsOptions};
 use aura_domain::EngineReport;
 use aura_kit::{
     Cap, Component, Configuration, PlatformArgs, PlatformKeyArgs, Problems, ShutdownArgs, ShutdownHandle,
     TelemetryArgs,
-    config::{KeyLimitArgs, LimitArgs, ListenArgs},
+    config::{JwksArgs, KeyLimitArgs, LimitArgs, ListenArgs},
     http,
     http::Server,
 };
@@ -25,6 +26,8 @@ struct Config {
     platform: PlatformArgs,
     #[command(flatten)]
     platform_key: PlatformKeyArgs,
+    #[command(flatten)]
+    jwks: JwksArgs,
     /// Where to listen.
     #[arg(long, env = "AURA_API_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:4000")]
     listen: SocketAddr,
@@ -50,6 +53,7 @@ impl Configuration for Config {
         problems.extend(aura_store::url_problems(self.platform.database_url()));
         problems.extend(aura_bus::url_problems(self.platform.nats_url(), self.platform.is_production()));
         self.platform_key.check(self.platform.env, problems);
+        self.jwks.check(self.platform.env, problems);
         self.listening.check(self.platform.env, "AURA_API_LISTEN", self.listen, problems);
     }
 
@@ -114,6 +118,7 @@ async fn build(config: &Config) -> Result<Api> {
     let store = Store::connect(config.platform.database_url(), key).await.component("platform database")?;
     store.check().await.component("platform database")?;
     let secure_cookies = config.listening.behind_tls;
-    let settings = Settings { secure_cookies, ..Settings::new(config.platform_key.secret()) };
+    let verifier = Verifier::new(JwksOptions { loopback: config.jwks.jwks_loopback, ..Default::default() });
+    let settings = Settings { secure_cookies, verifier, ..Settings::new(config.platform_key.secret()) };
     Ok(Api::new(ApiDeps { store, bus: None, settings }))
 }

@@ -1,10 +1,11 @@
 //! A platform with one source, both databases of one throw-away cluster.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use aura_api::{Api, ApiDeps, Settings};
 use aura_auth::{Minter, generate_secret};
+use aura_bus::{MemoryBus, SharedBus};
 use aura_domain::{Epoch, ProjectId};
 use aura_kit::http::with_layers;
 use aura_store::{MasterKey, NewSource, Plugin, Source, Store, migrate};
@@ -29,6 +30,7 @@ pub(crate) struct Platform {
     pub(crate) store: Store,
     pub(crate) source: Source,
     pub(crate) platform_key: String,
+    pub(crate) bus: SharedBus,
     settings: Settings,
     router: Router,
     instance: Instance,
@@ -44,8 +46,8 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
-    fn start(store: &Store, settings: &Settings) -> Self {
-        let api = Api::new(ApiDeps { store: store.clone(), bus: None, settings: settings.clone() });
+    fn start(store: &Store, bus: &SharedBus, settings: &Settings) -> Self {
+        let api = Api::new(ApiDeps { store: store.clone(), bus: Some(Arc::clone(bus)), settings: settings.clone() });
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         let (router, token) = (with_layers(api.router()), stop.clone());
         tasks.spawn(async move { api.run(token).await });
@@ -161,22 +163,23 @@ impl Platform {
         let platform_key = Minter::new(&platform_secret).platform_key(Duration::from_secs(3600))?;
         // The crowds of the tests are larger than a minute's share.
         let settings = Settings { toggles_per_minute: 1000, ..Settings::new(platform_secret) };
-        let instance = Instance::start(&store, &settings);
+        let bus: SharedBus = Arc::new(MemoryBus::new());
+        let instance = Instance::start(&store, &bus, &settings);
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         let router = instance.router.clone();
-        Ok(Self { postgres, store, source, platform_key, settings, router, instance, stop, tasks })
+        Ok(Self { postgres, store, source, platform_key, bus, settings, router, instance, stop, tasks })
     }
 
     /// Ends the api and starts another, as a new process would be.
     pub(crate) async fn replace_instance(&mut self) -> Result<()> {
-        let fresh = Instance::start(&self.store, &self.settings);
+        let fresh = Instance::start(&self.store, &self.bus, &self.settings);
         self.router = fresh.router.clone();
         std::mem::replace(&mut self.instance, fresh).stop().await
     }
 
     /// Another instance beside it.
     pub(crate) fn another_instance(&self) -> Instance {
-        Instance::start(&self.store, &self.settings)
+        Instance::start(&self.store, &self.bus, &self.settings)
     }
 
     pub(crate) fn call(&self, method: Method, path: &str) -> Call<'_> {

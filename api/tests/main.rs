@@ -12,6 +12,7 @@ mod permission;
 mod process;
 mod project_changes;
 mod projects;
+mod rotation;
 mod sources;
 mod studio;
 mod takeover;

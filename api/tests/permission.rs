@@ -24,6 +24,8 @@ enum For {
     Platform,
     /// Either, and of a service_role key's own project only.
     KeyHolder,
+    /// Either of the two.
+    Owner,
 }
 
 /// Every operation, by its id.
@@ -40,6 +42,9 @@ const OPERATIONS: &[(&str, For)] = &[
     ("list_project_audit", For::Platform),
     ("list_audit", For::Platform),
     ("explain_change", For::Service),
+    ("list_keys", For::Platform),
+    ("rotate_keys", For::Platform),
+    ("disconnect", For::Owner),
     ("list_sources", For::Platform),
     ("create_source", For::Platform),
     ("get_source", For::Platform),
@@ -84,7 +89,8 @@ impl For {
             (_, Some(code), _) => Verdict::Refused(code),
             (Self::Platform, _, Kind::Platform) | (Self::Service, _, Kind::Service) => Verdict::LetIn,
             (Self::KeyHolder, _, Kind::Platform | Kind::Service | Kind::ForeignService) => Verdict::LetIn,
-            (Self::Service, _, key) if key.is_foreign() => Verdict::Unknown,
+            (Self::Owner, _, Kind::Platform | Kind::Service) => Verdict::LetIn,
+            (Self::Service | Self::Owner, _, key) if key.is_foreign() => Verdict::Unknown,
             _ => Verdict::RoleTooLow,
         }
     }

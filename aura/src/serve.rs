@@ -4,7 +4,7 @@ use anyhow::Result;
 use aura_domain::EngineReport;
 use aura_kit::{
     Component, PlatformArgs, PlatformKeyArgs, Problems, ShutdownArgs, ShutdownHandle,
-    config::{KeyLimitArgs, LimitArgs, ListenArgs, OriginArgs},
+    config::{JwksArgs, KeyLimitArgs, LimitArgs, ListenArgs, OriginArgs},
 };
 use aura_worker::{WorkerArgs, WorkerSettings};
 
@@ -17,6 +17,8 @@ pub(crate) struct ServeOptions {
     platform: PlatformArgs,
     #[command(flatten)]
     platform_key: PlatformKeyArgs,
+    #[command(flatten)]
+    jwks: JwksArgs,
     #[command(flatten)]
     worker: WorkerArgs,
     /// Where everything is served.
@@ -48,6 +50,7 @@ impl ServeOptions {
             problems.extend(aura_bus::url_problems(self.platform.nats_url(), self.platform.is_production()));
         }
         self.platform_key.check(self.platform.env, problems);
+        self.jwks.check(self.platform.env, problems);
         self.worker.check(problems);
         self.listening.check(self.platform.env, "AURA_LISTEN", self.listen, problems);
         self.origins.check(problems);
@@ -68,6 +71,7 @@ impl ServeOptions {
             platform_url: self.platform.database_url().to_owned().into(),
             master_key: self.platform.master_key(),
             platform_jwt_secret: self.platform_key.secret(),
+            jwks_loopback: self.jwks.jwks_loopback,
             nats_url: Some(self.platform.nats_url.clone()),
             source: self.worker.shared_source(),
             lease: Lease::Chosen(Box::new(self.worker.clone())),

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use aura_api::{Api, ApiDeps};
-use aura_auth::{KEY_LIFETIME, Minter};
+use aura_auth::{JwksOptions, KEY_LIFETIME, Minter, Verifier};
 use aura_bus::{MemoryBus, NatsBus, NatsOptions, SharedBus};
 use aura_domain::EngineReport;
 use aura_front::{Front, FrontDeps, FrontSettings};
@@ -29,6 +29,8 @@ pub(crate) struct StackConfig {
     pub(crate) platform_url: SecretString,
     pub(crate) master_key: SecretString,
     pub(crate) platform_jwt_secret: SecretString,
+    /// Key sets are read from the loopback only.
+    pub(crate) jwks_loopback: bool,
     /// `None` or `memory:` is the in-process bus.
     pub(crate) nats_url: Option<SecretString>,
     /// Registered at start.
@@ -91,11 +93,13 @@ impl Stack {
         let bus = bus(config.nats_url).await?;
         let deps = WorkerDeps { store: store.clone(), bus: Arc::clone(&bus), lease, settings: config.worker };
         let worker = Worker::new(deps);
-        let settings = FrontSettings { origins: config.origins, ..FrontSettings::default() };
+        let verifier = Verifier::new(JwksOptions { loopback: config.jwks_loopback, ..Default::default() });
+        let settings =
+            FrontSettings { origins: config.origins, verifier: verifier.clone(), ..FrontSettings::default() };
         let deps = FrontDeps { store: store.clone(), bus: Arc::clone(&bus), sub_id_key, settings };
         let front = Front::new(deps);
         let settings = aura_api::Settings::new(config.platform_jwt_secret.clone());
-        let settings = aura_api::Settings { secure_cookies: config.secure_cookies, ..settings };
+        let settings = aura_api::Settings { secure_cookies: config.secure_cookies, verifier, ..settings };
         let api = Api::new(ApiDeps { store: store.clone(), bus: Some(bus), settings });
         let api = api.with_probes(probes(&store, &worker)?.metrics_access(config.metrics).until(shutdown));
         let router = api.router().merge(front.router());

@@ -145,7 +145,7 @@ impl Secrets {
 
 /// Signed anew with a live key's id: as good as the one that was handed out.
 fn key(auth: &ProjectAuth, role: KeyRole) -> Result<String> {
-    let Some(key) = auth.keys.iter().find(|key| key.role.as_str() == role.as_str()) else {
+    let Some(key) = auth.rules.keys.iter().find(|key| key.role.as_str() == role.as_str()) else {
         bail!("the project has no {} key left", role.as_str());
     };
     Ok(Minter::new(&auth.jwt_secret).project_key(auth.project.id, key.id, role)?)

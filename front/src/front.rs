@@ -11,8 +11,8 @@ use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    departure::Departure, hub::HubRunner, identity::Authenticator, registrar::Registrar, settings::FrontSettings,
-    socket, sse, store_auth::StoreAuthenticator,
+    departure::Departure, hub::HubRunner, identity::Authenticator, orders, registrar::Registrar,
+    settings::FrontSettings, socket, sse, store_auth::StoreAuthenticator,
 };
 
 /// What a front needs of others.
@@ -65,7 +65,7 @@ pub struct Front {
 impl Front {
     /// A front that authenticates against the platform database.
     pub fn new(deps: FrontDeps) -> Self {
-        let auth = Arc::new(StoreAuthenticator::new(deps.store));
+        let auth = Arc::new(StoreAuthenticator::new(deps.store, deps.settings.verifier.clone()));
         Self::with_authenticator(auth, deps.bus, deps.sub_id_key, deps.settings)
     }
 
@@ -116,7 +116,8 @@ impl Front {
             stop.cancelled().await;
             self.stop.cancel();
         };
-        tokio::join!(self.shared.registrar.run(), end);
+        let orders = self.stop.run_until_cancelled(orders::run(&self.shared));
+        tokio::join!(self.shared.registrar.run(), orders, end);
         self.background.close();
         self.background.wait().await;
     }

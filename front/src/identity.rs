@@ -1,5 +1,5 @@
 use async_trait::async_trait;
-use aura_domain::{Claims, ProjectId, SourceId};
+use aura_domain::{Claims, ProjectId, SourceId, Target};
 
 /// Who a verified token stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,9 +16,32 @@ pub struct Identity {
     pub expires: i64,
     /// It receives and sends nothing.
     pub read_only: bool,
+    /// From when the token is refused whatever its `exp`, seconds since 1970: its key or the secret behind it is being
+    /// replaced.
+    pub ends: Option<i64>,
+    /// The API key that it is.
+    pub key: Option<uuid::Uuid>,
 }
 
 impl Identity {
+    /// Whether it is one of those whose sockets are to be closed.
+    pub(crate) fn is(&self, target: &Target) -> bool {
+        #[derive(serde::Deserialize)]
+        struct Subject {
+            sub: Option<String>,
+        }
+        match target {
+            Target::KeyId(key) => self.key == Some(*key),
+            Target::Subject(subject) => serde_json::from_str::<Subject>(self.claims.as_json())
+                .is_ok_and(|claims| claims.sub.as_ref() == Some(subject)),
+        }
+    }
+
+    /// Whether what stood behind the token is gone.
+    pub(crate) fn has_ended(&self, now: i64) -> bool {
+        self.ends.is_some_and(|ends| ends <= now)
+    }
+
     /// Whether policies see the same person: a refreshed token changes only its expiry.
     pub fn sees_as(&self, other: &Self) -> bool {
         self.project == other.project && self.role == other.role && self.claims == other.claims
@@ -46,6 +69,12 @@ pub enum TokenError {
     /// Not signed by the project, or not a key that is good for this.
     #[error("Failed to validate JWT signature")]
     Signature,
+    /// The role is none of the project's (R-RLS-8).
+    #[error("The role of the token is not a role of this project")]
+    Role,
+    /// The project's JWKS could not be read yet.
+    #[error("The project's key set can't be read now")]
+    KeySet,
     /// No such project, or the token doesn't say which.
     #[error("Tenant with the given ID does not exist")]
     UnknownProject,
@@ -58,11 +87,11 @@ impl TokenError {
     /// Code that a join's error reply puts before the text.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Missing | Self::Expired { .. } | Self::MissingClaims => "InvalidJWTToken",
+            Self::Missing | Self::Expired { .. } | Self::MissingClaims | Self::Role => "InvalidJWTToken",
             Self::Malformed => "MalformedJWT",
             Self::Signature => "JwtSignatureError",
             Self::UnknownProject => "TenantNotFound",
-            Self::Unavailable => "UnableToConnectToProject",
+            Self::Unavailable | Self::KeySet => "UnableToConnectToProject",
         }
     }
 
@@ -76,11 +105,16 @@ impl TokenError {
         }
     }
 
+    /// Whether the token is no good, whenever one looks: not a matter of time, nor of somebody who doesn't answer.
+    pub(crate) fn is_final(&self) -> bool {
+        !matches!(self, Self::Unavailable | Self::KeySet | Self::Expired { .. })
+    }
+
     /// HTTP status at connect.
     pub fn status(&self) -> http::StatusCode {
         match self {
             Self::UnknownProject => http::StatusCode::NOT_FOUND,
-            Self::Unavailable => http::StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Unavailable | Self::KeySet => http::StatusCode::INTERNAL_SERVER_ERROR,
             _ => http::StatusCode::UNAUTHORIZED,
         }
     }
@@ -94,4 +128,10 @@ pub trait Authenticator: Send + Sync + 'static {
 
     /// A token for a channel of this project; it needs no `ref`, and one of another project is refused.
     async fn channel(&self, project: ProjectId, token: &str) -> Result<Identity, TokenError>;
+
+    /// Calls `changed` whenever a project may accept other tokens than before (`None` = any project may), until dropped.
+    async fn watch(&self, changed: &(dyn Fn(Option<ProjectId>) + Send + Sync)) {
+        let _ = changed;
+        std::future::pending::<()>().await;
+    }
 }

@@ -5,6 +5,7 @@ mod departure;
 mod front;
 mod hub;
 mod identity;
+mod orders;
 mod outbox;
 mod query;
 mod registrar;

@@ -3,13 +3,14 @@
 use std::{net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Result;
+use aura_auth::{JwksOptions, Verifier};
 use aura_bus::{NatsBus, NatsOptions, SharedBus};
 use aura_domain::EngineReport;
 use aura_front::{Front, FrontDeps, FrontSettings};
 use aura_kit::{
     Cap, Component, Configuration, Metrics, PlatformArgs, Probes, Problems, Report, ShutdownArgs, ShutdownHandle,
     TelemetryArgs,
-    config::{LimitArgs, ListenArgs, OriginArgs},
+    config::{JwksArgs, LimitArgs, ListenArgs, OriginArgs},
     http,
     http::Server,
 };
@@ -25,6 +26,8 @@ use tokio_util::sync::CancellationToken;
 struct Config {
     #[command(flatten)]
     platform: PlatformArgs,
+    #[command(flatten)]
+    jwks: JwksArgs,
     #[command(flatten)]
     telemetry: TelemetryArgs,
     #[command(flatten)]
@@ -49,6 +52,7 @@ impl Configuration for Config {
         self.platform.check(problems);
         problems.extend(aura_store::url_problems(self.platform.database_url()));
         problems.extend(aura_bus::url_problems(self.platform.nats_url(), self.platform.is_production()));
+        self.jwks.check(self.platform.env, problems);
         self.listener.check(self.platform.env, "AURA_FRONT_LISTEN", self.listen, problems);
         self.origins.check(problems);
     }
@@ -95,7 +99,8 @@ async fn build(config: &Config, shutdown: &ShutdownHandle) -> Result<(Front, Ser
     store.check().await.component("platform database")?;
     let nats = NatsOptions::new(config.platform.nats_url(), "aura-realtime-ws-front");
     let bus: SharedBus = Arc::new(NatsBus::connect(nats).await.component("bus")?);
-    let settings = FrontSettings { origins: config.origins.origins(), ..FrontSettings::default() };
+    let verifier = Verifier::new(JwksOptions { loopback: config.jwks.jwks_loopback, ..Default::default() });
+    let settings = FrontSettings { verifier, origins: config.origins.origins(), ..FrontSettings::default() };
     let front = Front::new(FrontDeps { store: store.clone(), bus: Arc::clone(&bus), sub_id_key, settings });
     let access = config.listener.metrics(config.platform.env, config.listen);
     let probes = probes(metrics, store, bus, front.clone()).metrics_access(access).until(shutdown);

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use aura_auth::Verifier;
 use aura_domain::FrontId;
 use aura_kit::http::Origins;
 
@@ -8,6 +9,8 @@ use aura_kit::http::Origins;
 pub struct FrontSettings {
     /// Name of this process on the bus, unique per start.
     pub front_id: FrontId,
+    /// Verifies keys and tokens; clones share what they know of projects' key sets.
+    pub verifier: Verifier,
     /// Longest wait of a join reply for its subscriptions; clients give up at 10 s.
     pub join_hold: Duration,
     /// Clients of a live channel hear of an engine that doesn't stream after so long; a fail-over is shorter.
@@ -36,6 +39,7 @@ impl Default for FrontSettings {
     fn default() -> Self {
         Self {
             front_id: FrontId(format!("front-{}", uuid::Uuid::new_v4().simple())),
+            verifier: Verifier::default(),
             join_hold: Duration::from_secs(8),
             interruption: Duration::from_secs(10),
             queue_bytes: 1 << 20,

@@ -14,12 +14,16 @@ use axum::{
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture, stream};
 use http::{HeaderMap, header};
-use tokio::time::{Instant, timeout};
+use tokio::{
+    sync::broadcast::{self, error::RecvError},
+    time::{Instant, timeout},
+};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::{
     clock,
     front::Shared,
+    hub::Order,
     identity::{Identity, TokenError},
     outbox::{Batch, Ending, Frame, Outbox},
     query::Params,
@@ -54,9 +58,10 @@ impl StreamError {
             Self::Token(TokenError::Expired { .. }) => Code::TokenExpired,
             Self::Token(TokenError::UnknownProject) => Code::ProjectNotFound,
             Self::Token(TokenError::Unavailable) => Code::PlatformUnavailable,
-            Self::Token(TokenError::MissingClaims | TokenError::Malformed | TokenError::Signature) => {
-                Code::InvalidToken
-            }
+            Self::Token(TokenError::KeySet) => Code::KeySetUnavailable,
+            Self::Token(
+                TokenError::MissingClaims | TokenError::Malformed | TokenError::Signature | TokenError::Role,
+            ) => Code::InvalidToken,
             Self::Binding(_) | Self::Rejected(_) => Code::InvalidParameter,
             Self::Draining => Code::ShuttingDown,
             Self::Origin => Code::OriginNotAllowed,
@@ -98,7 +103,7 @@ async fn open(shared: Arc<Shared>, query: &Params, headers: &HeaderMap) -> Resul
     // An empty parameter is none: forms and links leave them so.
     let given = |name| query.get(name).filter(|text| !text.is_empty());
     let binding = Binding::new(1, given("schema"), given("table"), given("event"), given("filter"), None)?;
-    EventStream::open(shared, &identity, binding).await
+    EventStream::open(shared, identity, token, binding).await
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
@@ -130,9 +135,12 @@ struct EventStream {
     registration: Registration,
     /// What the registration still waits for.
     settling: Option<BoxFuture<'static, Settled>>,
-    /// When the token is over, seconds since 1970, and since when it isn't good.
+    /// Of the token.
+    identity: Identity,
+    token: String,
+    orders: broadcast::Receiver<Order>,
+    /// When the token is over, seconds since 1970.
     deadline: i64,
-    expires: i64,
     written: usize,
     /// Ends when it is this stream's turn to leave.
     turn: BoxFuture<'static, ()>,
@@ -144,8 +152,11 @@ struct EventStream {
 }
 
 impl EventStream {
-    async fn open(shared: Arc<Shared>, identity: &Identity, binding: Binding) -> Result<Self, StreamError> {
+    async fn open(shared: Arc<Shared>, identity: Identity, token: &str, binding: Binding) -> Result<Self, StreamError> {
         let hub = shared.hubs.hub(identity.project, identity.source);
+        let orders = hub.orders();
+        // The key may have been replaced since it was verified.
+        let identity = shared.auth.connect(token).await?;
         let limit = shared.settings.queue_bytes;
         let outbox = Arc::new(Outbox::new(limit));
         let topic = "realtime:sse".into();
@@ -154,7 +165,7 @@ impl EventStream {
         let hold = Instant::now() + shared.settings.join_hold;
         drop(tokio::time::timeout_at(hold, subscribed.wait_for(|subscribed| *subscribed)).await);
         let key = &shared.sub_id_key;
-        let registration = Registration::new(&hub, &shared.registrar, key, identity, &[binding], &sink);
+        let registration = Registration::new(&hub, &shared.registrar, key, &identity, &[binding], &sink);
         let settled = tokio::time::timeout_at(hold, registration.settled()).await.ok();
         let (tracked, turn) = (shared.tracker.token(), shared.departure.clone().turn().boxed());
         let mut stream = Self {
@@ -164,7 +175,9 @@ impl EventStream {
             registration,
             settling: None,
             deadline: clock::deadline(identity.expires),
-            expires: identity.expires,
+            identity,
+            token: token.to_owned(),
+            orders,
             written: 0,
             turn,
             opened: false,
@@ -220,14 +233,33 @@ impl EventStream {
                     self.settling = None;
                     self.settled(Some(settled));
                 }
-                Step::Expired => self.end(&format!("Token has expired {} seconds ago", clock::now() - self.expires)),
+                Step::Expired => {
+                    self.end(&format!("Token has expired {} seconds ago", clock::now() - self.identity.expires));
+                }
+                Step::Ordered(order) => self.obey(order).await,
+                Step::Ended => self.end(&TokenError::Signature.to_string()),
                 Step::Draining => self.end("Server requested disconnect"),
             }
         }
     }
 
+    /// Ends the stream if it is told so, or if its token is no good any more.
+    async fn obey(&mut self, order: Result<Order, RecvError>) {
+        match order {
+            Ok(Order::Disconnect(target)) if self.identity.is(&target) => self.end("Server requested disconnect"),
+            Ok(Order::Disconnect(_)) => {}
+            Ok(Order::Recheck) => match self.shared.auth.connect(&self.token).await {
+                Ok(identity) => self.identity = identity,
+                Err(error) if error.is_final() => self.end(&error.to_string()),
+                Err(_) => {}
+            },
+            // Too many orders at once: whether one was for us isn't known.
+            Err(_) => self.end("Server requested disconnect"),
+        }
+    }
+
     async fn step(&mut self) -> Step {
-        let left = clock::until(self.deadline);
+        let left = clock::until(self.identity.ends.map_or(self.deadline, |ends| ends.min(self.deadline)));
         let settling = async {
             match &mut self.settling {
                 Some(settling) => settling.await,
@@ -239,8 +271,14 @@ impl EventStream {
             batch = timeout(self.shared.settings.sse_comment, self.outbox.next()) => batch.map_or(Step::Comment, Step::Write),
             settled = settling => Step::Settled(settled),
             () = &mut self.turn, if !self.ended => Step::Draining,
+            order = self.orders.recv(), if !self.ended => Step::Ordered(order),
             () = tokio::time::sleep(left), if !self.ended => {
-                if clock::now() >= self.deadline { Step::Expired } else { Step::Comment }
+                let now = clock::now();
+                match self.identity.has_ended(now) {
+                    true => Step::Ended,
+                    false if now >= self.deadline => Step::Expired,
+                    false => Step::Comment,
+                }
             }
         }
     }
@@ -274,5 +312,8 @@ enum Step {
     Comment,
     Settled(Settled),
     Expired,
+    /// What stood behind the token is gone.
+    Ended,
+    Ordered(Result<Order, RecvError>),
     Draining,
 }

@@ -88,7 +88,7 @@ pub(crate) struct ChangeBody {
     path = "/v1/projects/{project}/explain",
     operation_id = "explain_change",
     tag = "projects",
-    extensions(("x-codes" = json!([Code::BusUnavailable, Code::EngineNotRunning, Code::SourceSlow]))),
+    extensions(("x-codes" = json!([Code::BusUnavailable, Code::KeySetUnavailable, Code::EngineNotRunning, Code::SourceSlow]))),
     params(("project" = uuid::Uuid, Path, description = "Project id")),
     request_body = ExplainBody,
     security(("apikey" = []), ("bearer" = [])),

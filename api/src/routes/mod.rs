@@ -1,10 +1,12 @@
 //! Routes. One exists only through its documented handler.
 
 mod audit;
+mod disconnect;
 mod docs;
 mod engine_verbs;
 mod engines;
 mod explain;
+mod keys;
 mod projects;
 mod service;
 mod sources;
@@ -83,6 +85,9 @@ fn documented() -> OpenApiRouter<AppState> {
         .routes(routes!(projects::get_project, projects::update_project, projects::delete_project))
         .routes(routes!(audit::list_project_audit))
         .routes(routes!(audit::list_audit))
+        .routes(routes!(keys::list_keys))
+        .routes(routes!(keys::rotate_keys))
+        .routes(routes!(disconnect::disconnect))
         .routes(routes!(explain::explain_change))
         .routes(routes!(sources::list_sources, sources::create_source))
         .routes(routes!(sources::get_source, sources::update_source, sources::delete_source))

@@ -72,7 +72,7 @@ impl Demo {
         let minter = Minter::new(&auth.jwt_secret);
         let id = auth.project.id;
         let key = |role: KeyRole| {
-            let key = auth.keys.iter().find(|key| key.role.as_str() == role.as_str());
+            let key = auth.rules.keys.iter().find(|key| key.role.as_str() == role.as_str());
             let key = key.with_context(|| format!("the demo project has no {} key left", role.as_str()))?;
             Ok::<_, anyhow::Error>(minter.project_key(id, key.id, role)?)
         };

@@ -165,6 +165,7 @@ impl Session {
             platform_url: self.urls.platform.clone().into(),
             master_key: self.secrets.master_key.clone().into(),
             platform_jwt_secret: self.secrets.platform_jwt_secret.clone().into(),
+            jwks_loopback: false,
             nats_url: self.options.nats_url.clone(),
             source: Some(NewSource {
                 slot_recreate: aura_store::SlotRecreate::Auto,

@@ -36,6 +36,12 @@ pub enum AuthError {
     /// The role is only accepted from a key with a live `kid`.
     #[error("this role is only accepted from an API key")]
     RoleNeedsKey,
+    /// Neither `anon` nor `authenticated` nor one of the project's own role words.
+    #[error("the project has no such role")]
+    UnknownRole,
+    /// The token names a key of the project's JWKS, which could never be read, or not for a day.
+    #[error("the project's key set can't be read now")]
+    KeySetUnavailable,
 }
 
 impl From<Error> for AuthError {

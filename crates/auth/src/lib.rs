@@ -2,14 +2,19 @@
 //! the surfaces (R-SEC-1). The only crate that knows jsonwebtoken.
 
 mod error;
+#[cfg(feature = "issuer")]
+pub mod issuer;
+mod jwks;
 mod mint;
 mod peek;
 mod verify;
 
+pub use aura_domain::{AccessRules, KeyRole, LiveKey, LiveSecret};
 pub use error::AuthError;
+pub use jwks::{JwksOptions, UrlError};
 pub use mint::{INSPECTOR_LIFETIME, KEY_LIFETIME, MintError, Minter, generate_secret};
 pub use peek::{Peeked, peek, token_from_headers};
-pub use verify::{KeyRole, LiveKey, ProjectRules, Role, Verified, Verifier, is_inspector};
+pub use verify::{Role, Verified, Verifier, is_inspector};
 
 /// `iss` of every key that we mint.
 pub const ISSUER: &str = "aura";

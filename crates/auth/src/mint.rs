@@ -1,13 +1,13 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use aura_domain::ProjectId;
+use aura_domain::{KeyRole, ProjectId};
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use crate::{ISSUER, KeyRole};
+use crate::ISSUER;
 
 /// Life of an API key: ten years, as Supabase's; it ends earlier by being revoked.
 pub const KEY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);

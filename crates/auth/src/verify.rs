@@ -1,51 +1,21 @@
-use std::{fmt, str::FromStr};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
-use aura_domain::ProjectId;
+use aura_domain::{AccessRules, LiveKey, LiveSecret};
 use jsonwebtoken::{Algorithm, DecodingKey, TokenData, Validation};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::{AuthError, ISSUER, LEEWAY_SECONDS, MAX_TOKEN_BYTES, mint::INSPECTOR, peek::project_ref};
-
-/// Role of a project's API key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum KeyRole {
-    /// For browsers: row security applies.
-    Anon,
-    /// For servers: administers the project.
-    ServiceRole,
-}
-
-impl KeyRole {
-    /// The word in the token.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Anon => "anon",
-            Self::ServiceRole => "service_role",
-        }
-    }
-}
-
-impl FromStr for KeyRole {
-    type Err = AuthError;
-    fn from_str(text: &str) -> Result<Self, AuthError> {
-        match text {
-            "anon" => Ok(Self::Anon),
-            "service_role" => Ok(Self::ServiceRole),
-            _ => Err(AuthError::BadClaim("role")),
-        }
-    }
-}
-
-/// A key that isn't revoked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LiveKey {
-    /// `kid` of its token.
-    pub id: Uuid,
-    /// What it was made for.
-    pub role: KeyRole,
-}
+use crate::{
+    AuthError, ISSUER, JwksOptions, LEEWAY_SECONDS, MAX_TOKEN_BYTES, UrlError,
+    jwks::{KeySets, SetKey, Unavailable},
+    mint::INSPECTOR,
+    peek::project_ref,
+};
 
 /// Role of a verified token.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -58,7 +28,7 @@ pub enum Role {
     ServiceRole,
     /// `platform_admin`, always from a platform key.
     PlatformAdmin,
-    /// Another word of an end user's token; means something only if the project allows that role (R-RLS-8).
+    /// Another word of an end user's token, one that the project knows (R-RLS-8).
     Other(String),
 }
 
@@ -104,32 +74,53 @@ pub struct Verified {
     pub key_id: Option<Uuid>,
     /// Whether it carries `ref`: without, it is valid only as `access_token` (R-SEC-2).
     pub has_ref: bool,
+    /// From when it is refused whatever its `exp`, seconds since 1970: its key or the secret that signed it is being
+    /// replaced. `None` = not planned.
+    pub ends: Option<i64>,
 }
 
-/// What a project accepts.
-#[derive(Debug, Clone, Copy)]
-pub struct ProjectRules<'a> {
-    /// The project.
-    pub project: ProjectId,
-    /// Its HS256 secret.
-    pub secret: &'a SecretString,
-    /// Its keys that aren't revoked.
-    pub live_keys: &'a [LiveKey],
-    /// `aud` that end users' tokens must carry, if the project asks for one.
-    pub audience: Option<&'a str>,
+/// Verifies tokens: the one door of every surface. Keeps the key sets of projects that have a JWKS URL; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Verifier {
+    sets: Arc<KeySets>,
 }
 
-/// Verifies tokens.
-#[derive(Debug, Clone, Copy)]
-pub struct Verifier;
+impl Default for Verifier {
+    fn default() -> Self {
+        Self::new(JwksOptions::default())
+    }
+}
+
+/// A verified signature.
+struct Signed {
+    data: TokenData<Value>,
+    /// From when what the secret signed is refused; `None` = not planned.
+    until: Option<i64>,
+    /// By a key of the JWKS, which can't stand for an API key.
+    foreign: bool,
+}
 
 impl Verifier {
-    /// Verifies a key or an end user's token of one project.
+    /// With other options than those of production.
+    pub fn new(options: JwksOptions) -> Self {
+        Self { sets: Arc::new(KeySets::new(options)) }
+    }
+
+    /// Whether a project may have this as its `jwks_url`, as far as that can be seen without looking its host up.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_jwks_url(&self, url: &str) -> Result<(), UrlError> {
+        self.sets.check_url(url)
+    }
+
+    /// Verifies a key or an end user's token of one project. Waits for the project's JWKS (5 s at most) only for a token
+    /// that nothing known verifies.
     ///
     /// # Errors
     /// Whatever is wrong with it, signature first: nothing about claims is told to somebody without the secret.
-    pub fn verify_project(rules: &ProjectRules<'_>, token: &str) -> Result<Verified, AuthError> {
-        let data = verify_hs256(token, rules.secret)?;
+    pub async fn verify_project(&self, rules: &AccessRules, token: &str) -> Result<Verified, AuthError> {
+        let Signed { data, until, foreign } = self.verify_signature(rules, token).await?;
         let payload = data.claims;
         let has_ref = match payload.get("ref") {
             None => false,
@@ -137,14 +128,42 @@ impl Verifier {
             Some(_) => return Err(AuthError::WrongProject),
         };
         let role = role_of(&payload)?;
-        let key_id = match api_key(&role, &payload, data.header.kid.as_deref())? {
-            Some(kid) => Some(live(rules.live_keys, kid, &role)?),
+        let kid = data.header.kid.as_deref().filter(|_| !foreign);
+        let key = match api_key(&role, &payload, kid)? {
+            Some(kid) => Some(live(&rules.keys, kid, &role)?),
             None => {
-                check_audience(rules.audience, &payload)?;
+                check_audience(rules.audience.as_deref(), &payload)?;
+                check_role(&rules.roles, &role)?;
                 None
             }
         };
-        Ok(Verified { role, exp: exp(&payload)?, payload, key_id, has_ref })
+        let ends = [until, key.and_then(|key| key.until)].into_iter().flatten().min();
+        Ok(Verified { role, exp: exp(&payload)?, payload, key_id: key.map(|key| key.id), has_ref, ends })
+    }
+
+    /// The key comes from what the project has under the token's `kid`, and the algorithm from that key: first its own
+    /// API keys, then its JWKS, then its secrets. `jku`, `x5u`, `x5c` and `jwk` are ignored.
+    async fn verify_signature(&self, rules: &AccessRules, token: &str) -> Result<Signed, AuthError> {
+        if token.len() > MAX_TOKEN_BYTES {
+            return Err(AuthError::Malformed);
+        }
+        let kid = jsonwebtoken::decode_header(token).map_err(AuthError::from)?.kid;
+        let own = kid.as_ref().and_then(|kid| kid.parse().ok());
+        let own = own.is_some_and(|kid: Uuid| rules.keys.iter().any(|key| key.id == kid));
+        let (Some(url), Some(kid), false) = (&rules.jwks_url, kid, own) else {
+            return by_secrets(&rules.secrets, token);
+        };
+        if let Some(key) = self.sets.known(url, &kid).await {
+            return by_set_key(&key, token);
+        }
+        match by_secrets(&rules.secrets, token) {
+            Err(AuthError::Forged) => match self.sets.find(url, &kid).await {
+                Ok(Some(key)) => by_set_key(&key, token),
+                Ok(None) => Err(AuthError::Forged),
+                Err(Unavailable) => Err(AuthError::KeySetUnavailable),
+            },
+            verified => verified,
+        }
     }
 
     /// Verifies a platform key: `{iss: "aura", role: "platform_admin"}` with the platform's secret.
@@ -152,7 +171,7 @@ impl Verifier {
     /// # Errors
     /// Whatever is wrong with it.
     pub fn verify_platform(secret: &SecretString, token: &str) -> Result<Verified, AuthError> {
-        let payload = verify_hs256(token, secret)?.claims;
+        let payload = by_secret(secret, token)?.claims;
         if payload.get("iss").and_then(Value::as_str) != Some(ISSUER) {
             return Err(AuthError::BadClaim("iss"));
         }
@@ -160,7 +179,7 @@ impl Verifier {
         if role != Role::PlatformAdmin {
             return Err(AuthError::BadClaim("role"));
         }
-        Ok(Verified { role, exp: exp(&payload)?, payload, key_id: None, has_ref: false })
+        Ok(Verified { role, exp: exp(&payload)?, payload, key_id: None, has_ref: false, ends: None })
     }
 }
 
@@ -169,18 +188,38 @@ pub fn is_inspector(payload: &Value) -> bool {
     payload.get("jti").and_then(Value::as_str).is_some_and(|jti| jti.starts_with(INSPECTOR))
 }
 
-/// Signature and times. The algorithm comes from the key, never from the header; `jku`, `x5u` and `jwk` are ignored.
-fn verify_hs256(token: &str, secret: &SecretString) -> Result<TokenData<Value>, AuthError> {
+/// The first secret that signed it says what it is worth.
+fn by_secrets(secrets: &[LiveSecret], token: &str) -> Result<Signed, AuthError> {
+    let now = now();
+    for live in secrets.iter().filter(|live| live.until.is_none_or(|until| until > now)) {
+        match by_secret(&live.secret, token) {
+            Err(AuthError::Forged) => {}
+            verified => return verified.map(|data| Signed { data, until: live.until, foreign: false }),
+        }
+    }
+    Err(AuthError::Forged)
+}
+
+fn by_secret(secret: &SecretString, token: &str) -> Result<TokenData<Value>, AuthError> {
+    let key = DecodingKey::from_secret(secret.expose_secret().as_bytes())?;
+    decode(token, Algorithm::HS256, &key)
+}
+
+fn by_set_key(key: &SetKey, token: &str) -> Result<Signed, AuthError> {
+    Ok(Signed { data: decode(token, key.algorithm, &key.key)?, until: None, foreign: true })
+}
+
+/// Signature and times, with the algorithm of the key, never that of the header.
+fn decode(token: &str, algorithm: Algorithm, key: &DecodingKey) -> Result<TokenData<Value>, AuthError> {
     if token.len() > MAX_TOKEN_BYTES {
         return Err(AuthError::Malformed);
     }
-    let mut validation = Validation::new(Algorithm::HS256);
+    let mut validation = Validation::new(algorithm);
     validation.leeway = LEEWAY_SECONDS;
     validation.validate_nbf = true;
     // Ours to check: keys carry none, and users' tokens only where the project asks for it.
     validation.validate_aud = false;
-    let key = DecodingKey::from_secret(secret.expose_secret().as_bytes())?;
-    Ok(jsonwebtoken::decode(token, &key, &validation)?)
+    Ok(jsonwebtoken::decode(token, key, &validation)?)
 }
 
 fn role_of(payload: &Value) -> Result<Role, AuthError> {
@@ -203,9 +242,25 @@ fn api_key(role: &Role, payload: &Value, kid: Option<&str>) -> Result<Option<Uui
     }
 }
 
-fn live(keys: &[LiveKey], kid: Uuid, role: &Role) -> Result<Uuid, AuthError> {
-    let key = keys.iter().find(|key| key.id == kid).ok_or(AuthError::Revoked)?;
-    if key.role.as_str() == role.as_str() { Ok(kid) } else { Err(AuthError::BadClaim("role")) }
+fn live(keys: &[LiveKey], kid: Uuid, role: &Role) -> Result<LiveKey, AuthError> {
+    let now = now();
+    let key = keys.iter().find(|key| key.id == kid && key.until.is_none_or(|until| until > now));
+    let key = key.ok_or(AuthError::Revoked)?;
+    if key.role.as_str() == role.as_str() { Ok(*key) } else { Err(AuthError::BadClaim("role")) }
+}
+
+/// A word that the project doesn't know stands for nobody: no database role is ever made of it.
+fn check_role(known: &[String], role: &Role) -> Result<(), AuthError> {
+    match role {
+        Role::Other(word) if !known.contains(word) => Err(AuthError::UnknownRole),
+        _ => Ok(()),
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> i64 {
+    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(elapsed.as_secs()).unwrap_or(i64::MAX)
 }
 
 fn check_audience(wanted: Option<&str>, payload: &Value) -> Result<(), AuthError> {

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use aura_domain::{Epoch, Finding, SourceId};
-pub use aura_wire::Subject;
+pub use aura_wire::{Subject, control::Disconnect};
 use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _};
 

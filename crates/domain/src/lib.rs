@@ -1,5 +1,6 @@
 //! The words of the product as types: identifiers, names, positions and changes. No I/O, no async.
 
+mod access;
 mod change;
 mod engine;
 pub mod explain;
@@ -14,6 +15,7 @@ mod position;
 mod report;
 mod words;
 
+pub use access::{AccessRules, KeyRole, LiveKey, LiveSecret, Target};
 pub use change::{Cell, Change, ChangeKind, Image, Relation, Value};
 pub use engine::{
     Condition, Desired, EngineState, LAGGING_BYTES, OnDeadline, OperationKind, Verb, VerbEffect, state_tables,

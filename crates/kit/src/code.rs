@@ -120,6 +120,8 @@ codes! {
     RateLimited = "rate_limited", 429, true, "Too many requests";
     /// A defect of ours; the log has more under the request id.
     Internal = "internal", 500, false, "An internal error";
+    /// The project's `jwks_url` could not be read yet, so nobody can say whether the token is good.
+    KeySetUnavailable = "key_set_unavailable", 503, true, "The project's key set can't be read";
     /// The source answered with an error that we don't know.
     SourceError = "source_error", 502, true, "The source database answered with an error";
     /// No connection to the source.

@@ -148,6 +148,24 @@ impl PlatformKeyArgs {
     }
 }
 
+/// How end users' tokens of other issuers are verified.
+#[derive(Debug, Clone, clap::Args)]
+pub struct JwksArgs {
+    /// Reads projects' key sets from the loopback, by http as well, and from nowhere else: for development and tests.
+    #[arg(long, env = "AURA_JWKS_LOOPBACK", action = clap::ArgAction::Set, default_value_t = false, num_args = 0..=1,
+        default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new(), value_name = "BOOL")]
+    pub jwks_loopback: bool,
+}
+
+impl JwksArgs {
+    /// Adds what is wrong: production asks public addresses only (R-SEC-2).
+    pub fn check(&self, env: Environment, problems: &mut Problems) {
+        if env == Environment::Production && self.jwks_loopback {
+            problems.add("AURA_JWKS_LOOPBACK is a short cut of development, production refuses it");
+        }
+    }
+}
+
 /// What a listener may do.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ListenArgs {
@@ -308,6 +326,18 @@ mod tests {
         assert!(matches!(access(Environment::Production, "0.0.0.0:1", "t"), MetricsAccess::Token(_)));
         assert!(matches!(access(Environment::Production, "127.0.0.1:1", ""), MetricsAccess::Everybody));
         assert!(matches!(access(Environment::Dev, "0.0.0.0:1", ""), MetricsAccess::Everybody));
+    }
+
+    #[test]
+    fn r_sec_2_production_reads_no_key_sets_of_the_loopback() {
+        let check = |env, jwks_loopback| {
+            let mut problems = Problems::default();
+            JwksArgs { jwks_loopback }.check(env, &mut problems);
+            problems.0.len()
+        };
+        assert_eq!(check(Environment::Production, true), 1);
+        assert_eq!(check(Environment::Production, false), 0);
+        assert_eq!(check(Environment::Dev, true), 0);
     }
 
     #[test]

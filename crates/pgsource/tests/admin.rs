@@ -9,6 +9,7 @@ use aura_pgsource::{
     admin::{Admin, IdentityError},
     connect_sql,
     preflight::{PreflightOptions, Severity, preflight},
+    roles::project_role,
 };
 use aura_testkit::{Postgres, PostgresOptions};
 use secrecy::SecretString;
@@ -190,7 +191,8 @@ async fn provisioning_again_changes_nothing_but_the_password() -> Result<()> {
     let before = read().await?;
     let password = SecretString::from("another");
     let schema = SqlName::new("shop")?;
-    let provision = || tenants.admin.provision_project(tenants.shop, &schema, &[], &password);
+    let words = ["editor".to_owned()];
+    let provision = || tenants.admin.provision_project(tenants.shop, &schema, &words, &password);
     provision().await?;
     tenants.admin.bootstrap().await?;
     assert_eq!(read().await?, before);
@@ -234,6 +236,32 @@ async fn r_rls_9_a_schema_that_was_there_keeps_its_privileges() -> Result<()> {
     tenants.run("create table old.later (id int)").await?;
     let sql = "select relname::text from pg_class where relnamespace = 'old'::regnamespace and relacl is not null";
     assert!(tenants.superuser.query(sql, &[]).await?.is_empty(), "nothing is granted on somebody's tables");
+    Ok(())
+}
+
+#[tokio::test]
+async fn r_rls_8_role_words_come_and_go() -> Result<()> {
+    let tenants = Tenants::start().await?;
+    let (schema, password) = (SqlName::new("shop")?, SecretString::from("pw"));
+    let role = |word: &str| project_role(tenants.shop, word).map(|name| name.to_string()).context("a word");
+    let login = aura_pgsource::roles::visibility_login(tenants.shop);
+    let can_become = async |word: &str| -> Result<bool> {
+        let client = connect_sql(&tenants.url.with_login(&login, "pw"), "test", None, Duration::from_secs(5)).await?;
+        Ok(client.batch_execute(&format!("set role \"{}\"", role(word)?)).await.is_ok())
+    };
+    let words = ["author".to_owned(), "editor".to_owned()];
+    tenants.admin.provision_project(tenants.shop, &schema, &words, &password).await?;
+    assert!(can_become("author").await? && can_become("editor").await? && can_become("anon").await?);
+    let granted = "select count(*) from pg_default_acl, aclexplode(defaclacl) where pg_get_userbyid(grantee) = $1";
+    let granted: i64 = tenants.superuser.query_one(granted, &[&role("author")?]).await?.get(0);
+    assert_eq!(granted, 1, "what is made in the schema later on is theirs to read, as it is the others'");
+    tenants.admin.provision_project(tenants.shop, &schema, &words[..1], &password).await?;
+    assert!(can_become("author").await? && can_become("anon").await?);
+    assert!(!can_become("editor").await?, "a word that is gone stands for nobody");
+    assert!(!can_become("service_role").await?);
+    let there = "select count(*) from pg_roles where rolname = $1";
+    let there: i64 = tenants.superuser.query_one(there, &[&role("editor")?]).await?.get(0);
+    assert_eq!(there, 1, "grants and policies may name it");
     Ok(())
 }
 

@@ -18,6 +18,7 @@ mod follow;
 mod gaps;
 mod idempotency;
 mod key;
+mod keys;
 mod lease;
 mod migrate;
 mod operations;
@@ -39,15 +40,14 @@ pub use error::StoreError;
 pub use gaps::{Gap, NewGap};
 pub use idempotency::{OnceClaim, OnceRequest};
 pub use key::{KeyError, MasterKey};
+pub use keys::{KeyRecord, KeyRotation, ProjectAuth, RotatedKeys};
 pub use lease::PostgresLease;
 pub use migrate::migrate;
 pub use operations::{Ending, StartRequest, StopRequest};
 pub use panics::PANICS_BEFORE_SKIP;
 pub use partitions::{FoundPartition, Partition};
 pub use project_changes::{DeletedProject, ProjectChange, ProjectWrite};
-pub use projects::{
-    CreatedProject, KeyRole, NewProject, Project, ProjectAuth, ProjectKey, ProjectSecrets, ProjectSettings,
-};
+pub use projects::{CreatedProject, NewProject, Project, ProjectSecrets, ProjectSettings};
 pub use registrations::{
     NewRegistration, Registration, RegistrationFilter, RegistrationStatus, ReplicaIdentity, TableRef,
 };

@@ -1,4 +1,4 @@
-use aura_domain::{ProjectId, SourceId, SqlName};
+use aura_domain::{KeyRole, ProjectId, SourceId, SqlName};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
@@ -7,20 +7,11 @@ use uuid::Uuid;
 
 use crate::{
     Caller, MasterKey, Store, StoreError, audit, bounded,
-    decode::{self, rfc3339, word},
+    decode::{self, rfc3339},
+    keys::insert_key,
     project_changes::unclaimed,
     registrations::lock_registry,
 };
-
-aura_domain::words! {
-    /// What an API key may do.
-    KeyRole {
-        /// Public: row security decides.
-        Anon = "anon",
-        /// The project's owner.
-        ServiceRole = "service_role",
-    }
-}
 
 /// A tenant.
 #[derive(Debug, Clone, PartialEq)]
@@ -73,26 +64,6 @@ pub struct ProjectSecrets {
     pub jwt_secret: SecretString,
     /// Password of `p_<id>_visibility` (R-RLS-9).
     pub visibility_password: SecretString,
-}
-
-/// An API key: a JWT whose `kid` is this id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ProjectKey {
-    /// `kid`.
-    pub id: Uuid,
-    /// What it may do.
-    pub role: KeyRole,
-}
-
-/// Everything that verifying a token of a project needs.
-#[derive(Debug, Clone)]
-pub struct ProjectAuth {
-    /// The project.
-    pub project: Project,
-    /// See [`ProjectSecrets::jwt_secret`].
-    pub jwt_secret: SecretString,
-    /// Keys that aren't revoked.
-    pub keys: Vec<ProjectKey>,
 }
 
 /// What a project is made from.
@@ -170,7 +141,7 @@ impl ProjectRow {
     }
 }
 
-fn aad(id: ProjectId, what: &str) -> String {
+pub(crate) fn aad(id: ProjectId, what: &str) -> String {
     format!("project {id} {what}")
 }
 
@@ -181,7 +152,7 @@ pub(crate) fn open_text(key: &MasterKey, sealed: &[u8], aad: &str) -> Result<Sec
 }
 
 /// 256 random bits as 43 URL-safe characters.
-fn random_secret() -> SecretString {
+pub(crate) fn random_secret() -> SecretString {
     URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>()).into()
 }
 
@@ -197,8 +168,8 @@ impl Store {
         bounded(async {
             let mut tx = self.pool.begin().await?;
             let (project, secrets) = self.insert_new(&mut tx, new).await?;
-            let anon_key = insert_key(&mut tx, project.id, KeyRole::Anon).await?;
-            let service_role_key = insert_key(&mut tx, project.id, KeyRole::ServiceRole).await?;
+            let anon_key = insert_key(&mut tx, project.id, KeyRole::Anon).await?.id;
+            let service_role_key = insert_key(&mut tx, project.id, KeyRole::ServiceRole).await?.id;
             let after = Some(project.shown());
             let entry = caller.project_entry(project.id, "project.create", &project.name, None, after);
             audit::append(&mut tx, entry).await?;
@@ -300,18 +271,6 @@ impl Store {
         self.project_row(id).await?.map(|row| row.open(&self.key)).transpose()
     }
 
-    /// What verifying a token of the project needs.
-    pub async fn project_auth(&self, id: ProjectId) -> Result<Option<ProjectAuth>, StoreError> {
-        let Some((project, secrets)) = self.project_with_secrets(id).await? else { return Ok(None) };
-        let query = sqlx::query_as::<_, (Uuid, String)>(
-            "select id, role from aura.keys where project_id = $1 and revoked_at is null order by id",
-        );
-        let rows = bounded(async { Ok(query.bind(id.0).fetch_all(&self.pool).await?) }).await?;
-        let key = |(id, role): (Uuid, String)| Ok(ProjectKey { id, role: word(&role, "key role")? });
-        let keys = rows.into_iter().map(key).collect::<Result<_, StoreError>>()?;
-        Ok(Some(ProjectAuth { project, jwt_secret: secrets.jwt_secret, keys }))
-    }
-
     async fn project_row(&self, id: ProjectId) -> Result<Option<ProjectRow>, StoreError> {
         let query =
             sqlx::query_as(concat!("select ", columns!(), " from aura.projects where id = $1 and deleted_at is null"));
@@ -351,13 +310,6 @@ impl Store {
         let rows = bounded(async { Ok(query.fetch_all(&self.pool).await?) }).await?;
         rows.into_iter().map(ProjectRow::project).collect()
     }
-}
-
-async fn insert_key(connection: &mut PgConnection, project: ProjectId, role: KeyRole) -> Result<Uuid, StoreError> {
-    let id = Uuid::new_v4();
-    let query = sqlx::query("insert into aura.keys (id, project_id, role) values ($1, $2, $3)");
-    query.bind(id).bind(project.0).bind(role.as_str()).execute(connection).await?;
-    Ok(id)
 }
 
 pub(crate) async fn notify_projects(connection: &mut PgConnection, project: ProjectId) -> Result<(), StoreError> {

@@ -1,4 +1,4 @@
-use aura_domain::SourceId;
+use aura_domain::{ProjectId, SourceId};
 use sqlx::postgres::PgListener;
 
 use crate::{Store, StoreError, bounded};
@@ -11,8 +11,8 @@ pub enum Signal {
     Registry(SourceId),
     /// Desired state or set-up of some engine.
     Engines,
-    /// Some project.
-    Projects,
+    /// A project, its keys included.
+    Project(ProjectId),
     /// The connection was lost and is back: signals may have been missed, reload everything.
     Lost,
 }
@@ -62,7 +62,10 @@ impl SignalListener {
                     Err(_) => continue,
                 },
                 "aura_engines" => return Ok(Signal::Engines),
-                _ => return Ok(Signal::Projects),
+                _ => match notification.payload().parse() {
+                    Ok(project) => return Ok(Signal::Project(project)),
+                    Err(_) => continue,
+                },
             }
         }
     }

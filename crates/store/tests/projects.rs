@@ -1,5 +1,5 @@
-use aura_domain::{ProjectId, SourceId};
-use aura_store::{KeyRole, MasterKey, NewProject, NewSource, Plugin, ProjectSettings, Store, StoreError};
+use aura_domain::{KeyRole, ProjectId, SourceId};
+use aura_store::{MasterKey, NewProject, NewSource, Plugin, ProjectSettings, Store, StoreError};
 use secrecy::ExposeSecret;
 use uuid::Uuid;
 
@@ -21,7 +21,7 @@ async fn a_project_is_made_with_secrets_keys_and_an_audit_line() {
     assert_eq!(platform.store.project_by_name("demo").await.expect("read"), Some(created.project.clone()));
     let auth = platform.store.project_auth(id).await.expect("read").expect("it exists");
     assert_eq!(auth.jwt_secret.expose_secret(), created.secrets.jwt_secret.expose_secret());
-    let keys: std::collections::HashMap<_, _> = auth.keys.iter().map(|key| (key.id, key.role)).collect();
+    let keys: std::collections::HashMap<_, _> = auth.rules.keys.iter().map(|key| (key.id, key.role)).collect();
     assert_eq!(keys.len(), 2);
     assert_eq!(keys[&created.anon_key], KeyRole::Anon);
     assert_eq!(keys[&created.service_role_key], KeyRole::ServiceRole);

@@ -17,7 +17,7 @@ async fn r_hole_3_every_change_of_desired_state_signals() {
     let store = &platform.store;
     let mut listener = store.listen().await.expect("listening");
     let project = platform.project("p").await;
-    assert_eq!(next(&mut listener).await, Signal::Projects);
+    assert_eq!(next(&mut listener).await, Signal::Project(project));
     let on = platform.enable(project, "t", 7).await;
     assert_eq!(next(&mut listener).await, Signal::Registry(platform.source));
     store.identity_set(on.id, None, Lsn(1), aura_domain::Generation(1)).await.expect("set");

@@ -4,7 +4,7 @@
 //! [`Heartbeat`]s to all workers; the leader answers each request and sends [`Announcement`]s. `rev` counts a front's
 //! changes of its subscriptions of one source; whoever sees an unexpected `rev` asks for, or sends, a whole snapshot.
 
-use aura_domain::{Epoch, FrontId, Lsn, SourceId, SubId, SubscriptionSpec};
+use aura_domain::{Epoch, FrontId, Lsn, ProjectId, SourceId, SubId, SubscriptionSpec, Target};
 use serde::{Deserialize, Serialize};
 
 /// One subscription as a front registers it.
@@ -68,6 +68,16 @@ pub struct Reply {
     pub exceptions: Vec<Exception>,
     /// The leader's view of the front doesn't fit `rev`: send a snapshot.
     pub want_snapshot: bool,
+}
+
+/// From the api to all fronts: sockets and streams to close now. A client may come back with what is still accepted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Disconnect {
+    /// Whose; the same as the subject's.
+    pub project: ProjectId,
+    /// Which.
+    #[serde(flatten)]
+    pub target: Target,
 }
 
 /// A subscription that delivers nothing (for now).
@@ -148,6 +158,6 @@ pub enum Announcement {
         /// Why not, in a closed set of codes (`plugin_missing`, `source_unreachable`, …).
         reason: Option<String>,
         /// Last `seq` per project.
-        seqs: Vec<(aura_domain::ProjectId, u64)>,
+        seqs: Vec<(ProjectId, u64)>,
     },
 }

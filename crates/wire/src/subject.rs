@@ -61,6 +61,16 @@ impl Subject {
         Self("aura.control.source.*.announce".to_owned())
     }
 
+    /// A [`Disconnect`](crate::control::Disconnect) of the api to all fronts.
+    pub fn disconnect(project: ProjectId) -> Self {
+        Self(format!("aura.control.project.{project}.disconnect"))
+    }
+
+    /// The same of all projects.
+    pub fn all_disconnects() -> Self {
+        Self("aura.control.project.*.disconnect".to_owned())
+    }
+
     /// Heartbeats of all fronts, to all workers.
     pub fn front_heartbeats() -> Self {
         Self("aura.control.front.heartbeat".to_owned())
@@ -76,9 +86,10 @@ impl Subject {
         &self.0
     }
 
-    /// The project of an `aura.realtime.<project>.…` subject.
+    /// The project of an `aura.realtime.<project>.…` or `aura.control.project.<project>.…` subject.
     pub fn project(&self) -> Option<ProjectId> {
-        self.0.strip_prefix("aura.realtime.")?.split('.').next()?.parse().ok()
+        let rest = self.0.strip_prefix("aura.realtime.").or_else(|| self.0.strip_prefix("aura.control.project."))?;
+        rest.split('.').next()?.parse().ok()
     }
 
     /// NATS's matching: `*` is one token, a last `>` one or more.

@@ -10,10 +10,13 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use aura_domain::{Epoch, ProjectId, SourceId};
+use aura_domain::{Epoch, ProjectId, SourceId, Target};
 use aura_wire::{ChannelMessage, GapEnvelope, GapReason};
 use serde_json::json;
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{broadcast, watch},
+    time::Instant,
+};
 
 use routes::{BindingKey, Routes};
 pub(crate) use routes::{Route, Topic};
@@ -33,7 +36,21 @@ pub(crate) struct Hub {
     /// Who leads the source, and its count of the project's messages: for the hub's task, which takes it in behind what the
     /// bus sent before.
     led: watch::Sender<Option<Led>>,
+    /// What the project's sockets and streams are told to do.
+    orders: broadcast::Sender<Order>,
 }
+
+/// What a socket or stream has to do.
+#[derive(Debug, Clone)]
+pub(crate) enum Order {
+    /// Verify its tokens again: other ones may be accepted now.
+    Recheck,
+    /// Close, if it is one of these.
+    Disconnect(Arc<Target>),
+}
+
+/// Orders that may wait for a connection; one that missed some is closed.
+const ORDERS: usize = 16;
 
 /// An epoch, and the `seq` of the project's last message in it; `None` = it wasn't said.
 type Led = (Epoch, Option<u64>);
@@ -41,12 +58,18 @@ type Led = (Epoch, Option<u64>);
 impl Hub {
     fn new(project: ProjectId, source: SourceId) -> Self {
         let (subscribed, led) = (watch::Sender::new(false), watch::Sender::new(None));
-        Self { project, source: Mutex::new(source), routes: Mutex::default(), subscribed, led }
+        let orders = broadcast::Sender::new(ORDERS);
+        Self { project, source: Mutex::new(source), routes: Mutex::default(), subscribed, led, orders }
     }
 
     /// Whether the bus has registered the hub's subscription, and when that changes.
     pub(crate) fn subscribed(&self) -> watch::Receiver<bool> {
         self.subscribed.subscribe()
+    }
+
+    /// What the project's connections are told from now on.
+    pub(crate) fn orders(&self) -> broadcast::Receiver<Order> {
+        self.orders.subscribe()
     }
 
     /// The source that serves the project: messages of any other are dropped.

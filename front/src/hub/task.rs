@@ -15,7 +15,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Hub, Topic,
+    Hub, Order, Topic,
     sequence::{Released, Sequence, Verdict},
 };
 
@@ -70,6 +70,14 @@ impl HubRunner {
     /// Every hub that exists now.
     fn all(&self) -> Vec<Arc<Hub>> {
         self.inner.hubs.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Tells the connections of a project, or of all, what to do.
+    pub(crate) fn order(&self, project: Option<ProjectId>, order: &Order) {
+        for hub in self.all().iter().filter(|hub| project.is_none_or(|project| hub.project == project)) {
+            // Nobody is connected just now.
+            let _ = hub.orders.send(order.clone());
+        }
     }
 
     /// Everybody may have missed something, or everybody of one source.

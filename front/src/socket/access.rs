@@ -1,7 +1,12 @@
 use aura_wire::phoenix::Incoming;
 
-use super::session::Session;
-use crate::{clock, identity::TokenError};
+use tokio::sync::broadcast::error::RecvError;
+
+use super::session::{Leave, REFUSED, RESTART, Session};
+use crate::{clock, hub::Order, identity::TokenError};
+
+/// The project wants the client gone, for now.
+const DISCONNECTED: Leave = (1008, "disconnected by the project");
 
 impl Session {
     /// `access_token`: no reply if it is good, `system` error and `phx_close` if not (supabase-wire.md §1.8).
@@ -31,13 +36,44 @@ impl Session {
         Ok(())
     }
 
+    /// Does what the project's connections are told; `Some` = closes the socket.
+    pub(super) async fn obey(&mut self, order: Result<Order, RecvError>) -> Option<Leave> {
+        match order {
+            Ok(Order::Recheck) => self.recheck().await,
+            Ok(Order::Disconnect(target)) => {
+                let mut identities = self.channels.values().map(|channel| &channel.identity).chain([&self.identity]);
+                identities.any(|identity| identity.is(&target)).then_some(DISCONNECTED)
+            }
+            // Too many orders at once: whether one was for us isn't known.
+            Err(_) => Some(RESTART),
+        }
+    }
+
+    /// Verifies every token again: what is refused now ends.
+    async fn recheck(&mut self) -> Option<Leave> {
+        match self.shared.auth.channel(self.identity.project, &self.token).await {
+            Ok(identity) => self.identity = identity,
+            Err(error) if error.is_final() => return Some(REFUSED),
+            // Time is the channels' matter, and who doesn't answer is asked again when it is back.
+            Err(_) => {}
+        }
+        let tokens: Vec<_> = self.channels.iter().map(|(topic, one)| (topic.clone(), one.token.clone())).collect();
+        for (topic, token) in tokens {
+            match self.refresh(&topic, &token).await {
+                Err(error) if error.is_final() => self.shut(&topic, &error),
+                _ => {}
+            }
+        }
+        None
+    }
+
     /// Ends a channel with an error; the socket stays. That we can't look is no fault of the token: the client joins
     /// again with it, where a close would end its subscription for good.
-    fn shut(&mut self, topic: &str, error: &TokenError) {
+    pub(super) fn shut(&mut self, topic: &str, error: &TokenError) {
         let Some(channel) = self.channels.remove(topic) else { return };
         let told = [channel.sink.system("system", false, &error.to_string())];
         match error {
-            TokenError::Unavailable => channel.fail(self.version, told),
+            TokenError::Unavailable | TokenError::KeySet => channel.fail(self.version, told),
             _ => channel.close(self.version, told),
         }
     }

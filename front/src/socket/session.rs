@@ -17,8 +17,8 @@ use super::{
 use crate::{
     clock,
     front::Shared,
-    hub::Hub,
-    identity::Identity,
+    hub::{Hub, Order},
+    identity::{Identity, TokenError},
     outbox::{Frame, Outbox},
     sink::{Format, encode_system},
     subscription::Settled,
@@ -26,8 +26,15 @@ use crate::{
 
 /// Longest wait for the bus to register the project's subscription before frames are read.
 const SUBSCRIBE_WAIT: Duration = Duration::from_secs(2);
-/// After the drain's close frame, what the client gets to answer.
-const CLOSE_WAIT: Duration = Duration::from_secs(2);
+/// After the close frame, what the client gets to answer; with the rest below the 2 s of R-FRT-3.
+const CLOSE_WAIT: Duration = Duration::from_secs(1);
+
+/// Close code and reason.
+pub(super) type Leave = (u16, &'static str);
+/// Another process serves the client.
+pub(super) const RESTART: Leave = (1012, "service restart");
+/// The socket's key is no longer accepted.
+pub(super) const REFUSED: Leave = (1008, "the key is no longer valid");
 
 /// One socket.
 pub(super) struct Session {
@@ -92,8 +99,15 @@ impl Session {
     /// Reads frames, and does what time and the workers bring. Returns when the client is gone.
     async fn read(&mut self, mut stream: SplitStream<WebSocket>) {
         let mut turn = pin!(self.shared.departure.clone().turn());
+        let mut orders = self.hub.orders();
+        // The key may have been replaced since it was verified.
+        let mut leave = self.obey(Ok(Order::Recheck)).await;
         let mut heard = Instant::now();
         loop {
+            if let Some((code, reason)) = leave {
+                self.disconnect();
+                return self.say_goodbye(&mut stream, code, reason).await;
+            }
             let idle = heard + self.shared.settings.idle;
             let expiry = self.next_expiry();
             tokio::select! {
@@ -107,12 +121,10 @@ impl Session {
                     Some(Err(_)) => return self.say_goodbye(&mut stream, 1009, "message too big or malformed").await,
                 },
                 Some(news) = self.news.next(), if !self.news.is_empty() => self.news(news),
-                () = sleep(expiry) => self.expire(),
+                order = orders.recv() => leave = self.obey(order).await,
+                () = sleep(expiry) => leave = self.expire(),
                 () = tokio::time::sleep_until(idle) => return self.say_goodbye(&mut stream, 1000, "idle").await,
-                () = &mut turn => {
-                    self.disconnect();
-                    return self.say_goodbye(&mut stream, 1012, "service restart").await;
-                }
+                () = &mut turn => leave = Some(RESTART),
             }
         }
     }
@@ -168,15 +180,25 @@ impl Session {
         }
     }
 
-    /// Time until the first channel's token is over.
+    /// Time until the first token is over.
     fn next_expiry(&self) -> Duration {
-        let first = self.channels.values().map(|channel| channel.deadline).min();
+        let identities = self.channels.values().map(|channel| &channel.identity).chain([&self.identity]);
+        let ends = identities.filter_map(|identity| identity.ends);
+        let first = self.channels.values().map(|channel| channel.deadline).chain(ends).min();
         first.map_or(Duration::from_secs(3600), clock::until)
     }
 
-    /// Closes channels whose token is over; the socket stays (R-FRT-3).
-    fn expire(&mut self) {
+    /// Closes channels whose token is over; the socket stays (R-FRT-3), unless its key is gone.
+    fn expire(&mut self) -> Option<Leave> {
         let now = clock::now();
+        if self.identity.has_ended(now) {
+            return Some(REFUSED);
+        }
+        let ended: Vec<_> =
+            self.channels.iter().filter(|(_, c)| c.identity.has_ended(now)).map(|(t, _)| t.clone()).collect();
+        for topic in ended {
+            self.shut(&topic, &TokenError::Signature);
+        }
         let over: Vec<_> = self.channels.iter().filter(|(_, c)| c.deadline <= now).map(|(t, _)| t.clone()).collect();
         for topic in over {
             if let Some(channel) = self.channels.remove(&topic) {
@@ -185,6 +207,7 @@ impl Session {
                 channel.close(self.version, [channel.sink.system("system", false, &message)]);
             }
         }
+        None
     }
 
     /// Tells every channel that we go (supabase-wire.md §1.7; this message has no `channel`).

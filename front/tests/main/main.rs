@@ -1,5 +1,5 @@
 //! The front as clients see it: real sockets on an in-process bus, a leader of ours (for faults), tokens that say what they
-//! stand for. The last module authenticates against a real platform database.
+//! stand for. `stored_projects` and `revoked` authenticate against a real platform database.
 
 mod broadcast;
 mod changes;
@@ -8,6 +8,7 @@ mod failover;
 mod joins;
 mod leader;
 mod outage;
+mod revoked;
 mod rig;
 mod sockets;
 mod stored_projects;

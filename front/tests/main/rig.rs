@@ -52,6 +52,8 @@ impl Authenticator for Tokens {
             claims,
             expires,
             read_only: sub == "inspector",
+            ends: None,
+            key: None,
         })
     }
 

@@ -1,38 +1,55 @@
 use std::{sync::Arc, time::Duration};
 
-use aura_auth::{KeyRole, Minter};
-use aura_bus::MemoryBus;
+use aura_auth::{JwksOptions, KeyRole, Minter, Verifier};
+use aura_bus::{MemoryBus, SharedBus};
 use aura_front::{Front, FrontDeps, FrontSettings};
 use aura_store::{CreatedProject, MasterKey, NewProject, NewSource, Plugin, Store, migrate};
 use aura_testkit::Postgres;
 use aura_wire::phoenix::Version;
 use serde_json::{Map, json};
 use tokio_tungstenite::tungstenite::Error;
+use tokio_util::sync::CancellationToken;
 
-use crate::client::Client;
+use crate::{client::Client, rig::hasty};
 
-struct Platform {
-    _postgres: Postgres,
-    store: Store,
-    url: String,
+/// A front over a platform database.
+pub(crate) struct Platform {
+    pub(crate) postgres: Postgres,
+    pub(crate) store: Store,
+    pub(crate) bus: SharedBus,
+    pub(crate) url: String,
+    pub(crate) http: String,
+    stop: CancellationToken,
 }
 
-async fn platform() -> Platform {
+impl Drop for Platform {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+pub(crate) async fn platform() -> Platform {
     let postgres = Postgres::start().await.expect("a server");
     let database = postgres.create_database("platform").await.expect("a database");
     migrate(&database).await.expect("migrations");
     let key = MasterKey::new(&"k".repeat(32)).expect("a key");
     let sub_id_key = key.sub_id_key();
     let store = Store::connect(&database, key).await.expect("a store");
-    let (bus, settings) = (Arc::new(MemoryBus::new()), FrontSettings::default());
-    let front = Front::new(FrontDeps { store: store.clone(), bus, sub_id_key, settings });
+    let bus: SharedBus = Arc::new(MemoryBus::new());
+    let verifier = Verifier::new(JwksOptions { loopback: true, ..Default::default() });
+    let settings = FrontSettings { verifier, ..hasty() };
+    let front = Front::new(FrontDeps { store: store.clone(), bus: Arc::clone(&bus), sub_id_key, settings });
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
-    tokio::spawn(async move { axum::serve(listener, front.router()).await });
-    Platform { _postgres: postgres, store, url: format!("ws://127.0.0.1:{port}/socket/websocket") }
+    let (stop, running, router) = (CancellationToken::new(), front.clone(), front.router());
+    let stopped = stop.clone();
+    tokio::spawn(async move { running.run(stopped).await });
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let (url, http) = (format!("ws://127.0.0.1:{port}/socket/websocket"), format!("http://127.0.0.1:{port}"));
+    Platform { postgres, store, bus, url, http, stop }
 }
 
-async fn project(store: &Store, name: &str) -> CreatedProject {
+pub(crate) async fn project(store: &Store, name: &str) -> CreatedProject {
     let source = NewSource {
         name: "shared".to_owned(),
         replication_url: "postgres://localhost/x".to_owned().into(),
@@ -46,7 +63,7 @@ async fn project(store: &Store, name: &str) -> CreatedProject {
     store.create_project(new, "test").await.expect("a project")
 }
 
-async fn status(url: &str, token: &str) -> u16 {
+pub(crate) async fn status(url: &str, token: &str) -> u16 {
     match Client::connect(url, Version::V2, token).await {
         Ok(_) => 101,
         Err(Error::Http(response)) => response.status().as_u16(),

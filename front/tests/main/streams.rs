@@ -17,14 +17,14 @@ use crate::{
 };
 
 /// A GET whose body is read as it comes.
-struct Stream {
+pub(crate) struct Stream {
     socket: TcpStream,
-    text: String,
+    pub(crate) text: String,
 }
 
 impl Stream {
-    async fn open(rig: &Rig, path: &str, header: &str) -> Self {
-        let host = rig.http.trim_start_matches("http://");
+    pub(crate) async fn open(http: &str, path: &str, header: &str) -> Self {
+        let host = http.trim_start_matches("http://");
         let mut socket = TcpStream::connect(host).await.expect("a connection");
         // Version 1.0, so that the body comes without chunks.
         let request = format!("GET {path} HTTP/1.0\r\nHost: {host}\r\n{header}\r\n");
@@ -33,7 +33,7 @@ impl Stream {
     }
 
     /// Reads until the text contains `wanted`.
-    async fn until(&mut self, wanted: &str) {
+    pub(crate) async fn until(&mut self, wanted: &str) {
         while !self.text.contains(wanted) {
             assert!(self.more().await, "the stream ended without {wanted:?}: {}", self.text);
         }
@@ -47,7 +47,7 @@ impl Stream {
         len > 0
     }
 
-    async fn end(&mut self) {
+    pub(crate) async fn end(&mut self) {
         while self.more().await {}
     }
 
@@ -65,7 +65,8 @@ fn key(sub: &str) -> String {
 #[tokio::test]
 async fn r_frt_6_a_change_is_an_event_with_its_position_as_id() {
     let rig = Rig::start().await;
-    let mut stream = Stream::open(&rig, "/realtime/v1/sse?schema=public&table=t&filter=id%3Deq.1", &key("alice")).await;
+    let mut stream =
+        Stream::open(&rig.http, "/realtime/v1/sse?schema=public&table=t&filter=id%3Deq.1", &key("alice")).await;
     stream.until("Subscribed to PostgreSQL").await;
     assert!(stream.text.contains("content-type: text/event-stream"), "{}", stream.text);
     assert_eq!(rig.leader.subscription("t", "alice").spec.filter.as_deref(), Some("id=eq.1"));
@@ -84,10 +85,10 @@ async fn r_frt_6_a_change_is_an_event_with_its_position_as_id() {
 async fn keys_come_by_query_and_header_and_bad_ones_are_problems() {
     let rig = Rig::start().await;
     let good = format!("alice.authenticated.{FAR}");
-    let mut stream = Stream::open(&rig, &format!("/realtime/v1/sse?table=t&apikey={good}"), "").await;
+    let mut stream = Stream::open(&rig.http, &format!("/realtime/v1/sse?table=t&apikey={good}"), "").await;
     stream.until("Subscribed to PostgreSQL").await;
     let bearer = format!("Authorization: Bearer {good}\r\napikey: forged\r\n");
-    let mut stream = Stream::open(&rig, "/realtime/v1/sse?table=t", &bearer).await;
+    let mut stream = Stream::open(&rig.http, "/realtime/v1/sse?table=t", &bearer).await;
     stream.until("Subscribed to PostgreSQL").await;
     for (path, header, status, code) in [
         ("/realtime/v1/sse?table=t", "", "401", "missing_credentials"),
@@ -98,7 +99,7 @@ async fn keys_come_by_query_and_header_and_bad_ones_are_problems() {
         ("/realtime/v1/sse?schema=", &*key("alice"), "422", "invalid_parameter"),
         ("/realtime/v1/websocket", "", "400", "malformed_request"),
     ] {
-        let mut stream = Stream::open(&rig, path, header).await;
+        let mut stream = Stream::open(&rig.http, path, header).await;
         stream.end().await;
         assert!(stream.text.starts_with(&format!("HTTP/1.0 {status}")), "{}", stream.text);
         assert!(stream.text.contains("application/problem+json"), "{}", stream.text);
@@ -110,7 +111,7 @@ async fn keys_come_by_query_and_header_and_bad_ones_are_problems() {
 async fn a_binding_that_can_never_deliver_is_a_problem() {
     let rig = Rig::start().await;
     rig.leader.state().exceptions.insert("t".to_owned(), ("invalid column for filter x".to_owned(), true));
-    let mut stream = Stream::open(&rig, "/realtime/v1/sse?table=t&filter=x%3Deq.1", &key("alice")).await;
+    let mut stream = Stream::open(&rig.http, "/realtime/v1/sse?table=t&filter=x%3Deq.1", &key("alice")).await;
     stream.end().await;
     assert!(stream.text.starts_with("HTTP/1.0 422"), "{}", stream.text);
     assert!(stream.text.contains("invalid column for filter x"), "{}", stream.text);
@@ -121,7 +122,7 @@ async fn an_idle_stream_has_comments_and_a_drain_ends_it() {
     let mut settings = hasty();
     settings.sse_comment = Duration::from_millis(50);
     let rig = Rig::start_with(settings, std::sync::Arc::new(aura_bus::MemoryBus::new())).await;
-    let mut stream = Stream::open(&rig, "/realtime/v1/sse?table=t", &key("alice")).await;
+    let mut stream = Stream::open(&rig.http, "/realtime/v1/sse?table=t", &key("alice")).await;
     stream.until("\n:\n\n:\n\n").await;
     rig.front.drain(&triggered()).await;
     stream.end().await;
@@ -133,7 +134,7 @@ async fn r_frt_6_a_stream_ends_when_its_token_expires() {
     let rig = Rig::start().await;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs();
     let header = format!("apikey: alice.authenticated.{}\r\n", now + 2);
-    let mut stream = Stream::open(&rig, "/realtime/v1/sse?table=t", &header).await;
+    let mut stream = Stream::open(&rig.http, "/realtime/v1/sse?table=t", &header).await;
     stream.end().await;
     let message = stream.data()["message"].as_str().expect("a text").to_owned();
     assert!(message.starts_with("Token has expired"), "{message}");
@@ -146,12 +147,12 @@ async fn n_7_a_page_of_another_origin_opens_no_stream() {
     let rig = Rig::start_with(settings, Arc::new(MemoryBus::new())).await;
     let path = "/realtime/v1/sse?table=t";
     let evil = format!("{}origin: https://good.example.evil.example\r\n", key("alice"));
-    let mut refused = Stream::open(&rig, path, &evil).await;
+    let mut refused = Stream::open(&rig.http, path, &evil).await;
     refused.end().await;
     assert!(refused.text.contains("origin_not_allowed"), "{}", refused.text);
     assert!(!refused.text.contains("access-control-allow-origin"), "{}", refused.text);
     let good = format!("{}origin: https://good.example\r\n", key("alice"));
-    let mut stream = Stream::open(&rig, path, &good).await;
+    let mut stream = Stream::open(&rig.http, path, &good).await;
     stream.until("Subscribed").await;
     assert!(stream.text.contains("access-control-allow-origin: https://good.example"), "{}", stream.text);
     assert!(!stream.text.contains("access-control-allow-credentials"), "{}", stream.text);

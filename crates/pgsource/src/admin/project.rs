@@ -20,6 +20,9 @@ impl Admin {
     /// - when the schema is made here, SELECT for them on all tables that the admin role will make in it. A schema that
     ///   was there before is its owner's: nothing is granted on its tables.
     ///
+    /// A role whose word is no longer among `extra_roles` stays, as grants and policies may name it, but the login can't
+    /// become it any more.
+    ///
     /// The password is set each time. A word that can't be a role name is [`SourceError::Protocol`].
     pub async fn provision_project(
         &self,
@@ -56,14 +59,24 @@ struct Roles {
 struct Existing {
     schema: bool,
     roles: Vec<String>,
+    /// What the login can become.
+    login_of: Vec<String>,
+    /// The schema was made here: tables of ours in it grant SELECT to the project's roles.
+    grants: bool,
 }
 
 async fn existing(session: &tokio_postgres::Client, schema: &SqlName, roles: &Roles) -> Result<Existing, SourceError> {
     let names: Vec<&str> = roles.all().map(|(name, _)| name.as_str()).chain([roles.login.as_str()]).collect();
     let sql = "select exists (select from pg_namespace where nspname = $1), \
-         array(select rolname::text from pg_roles where rolname = any ($2::text[]))";
-    let row = bounded(session.query_one(sql, &[&schema.as_str(), &names])).await?;
-    Ok(Existing { schema: row.try_get(0)?, roles: row.try_get(1)? })
+         array(select rolname::text from pg_roles where rolname = any ($2::text[])), \
+         array(select pg_get_userbyid(roleid)::text from pg_auth_members where pg_get_userbyid(member) = $3), \
+         exists (select from pg_default_acl, aclexplode(defaclacl) granted \
+             where pg_get_userbyid(defaclrole) = current_user and defaclobjtype = 'r' \
+             and defaclnamespace = (select oid from pg_namespace where nspname = $1) \
+             and pg_get_userbyid(grantee) = $4)";
+    let (schema, service) = (schema.as_str(), roles.service.as_str());
+    let row = bounded(session.query_one(sql, &[&schema, &names, &roles.login, &service])).await?;
+    Ok(Existing { schema: row.try_get(0)?, roles: row.try_get(1)?, login_of: row.try_get(2)?, grants: row.try_get(3)? })
 }
 
 impl Roles {
@@ -109,12 +122,18 @@ impl Roles {
         let verifier = postgres_protocol::password::scram_sha_256(password.expose_secret().as_bytes());
         *sql += &format!("{verb} role {login} login noinherit password {};", quote_literal(&verifier));
         *sql += &format!("grant {} to {login};", list(self.members.iter().map(|(name, _)| name)));
+        let is_member = |role: &String| self.members.iter().any(|(name, _)| name.as_str() == role);
+        for former in existing.login_of.iter().filter(|role| !is_member(role)) {
+            *sql += &format!("revoke {} from {login};", quote_ident(former));
+        }
     }
 
     fn push_schema(&self, sql: &mut String, schema: &SqlName, existing: &Existing) {
         let (schema, roles) = (schema.quoted(), list(self.all().map(|(name, _)| name)));
         if !existing.schema {
             *sql += &format!("create schema {schema};");
+        }
+        if !existing.schema || existing.grants {
             *sql += &format!("alter default privileges in schema {schema} grant select on tables to {roles};");
         }
         *sql += &format!("grant usage on schema {schema} to {roles};");

@@ -1,10 +1,12 @@
 //! What is accepted as a key and what isn't (R-SEC-2).
 
+mod jwks;
+
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aura_auth::{
-    AuthError, KeyRole, LiveKey, MAX_TOKEN_BYTES, Minter, ProjectRules, Role, Verified, Verifier, generate_secret,
-    peek, token_from_headers,
+    AccessRules, AuthError, KeyRole, LiveKey, LiveSecret, MAX_TOKEN_BYTES, Minter, Role, Verified, Verifier,
+    generate_secret, peek, token_from_headers,
 };
 use aura_domain::ProjectId;
 use axum::http::HeaderMap;
@@ -24,7 +26,7 @@ struct Project {
 
 impl Project {
     fn new() -> Self {
-        let keys = [KeyRole::Anon, KeyRole::ServiceRole].map(|role| LiveKey { id: Uuid::new_v4(), role });
+        let keys = [KeyRole::Anon, KeyRole::ServiceRole].map(|role| LiveKey { id: Uuid::new_v4(), role, until: None });
         Self { id: ProjectId(Uuid::new_v4()), secret: generate_secret(), keys: keys.to_vec() }
     }
 
@@ -33,8 +35,18 @@ impl Project {
     }
 
     fn verify_for(&self, audience: Option<&str>, token: &str) -> Result<Verified, AuthError> {
-        let rules = ProjectRules { project: self.id, secret: &self.secret, live_keys: &self.keys, audience };
-        Verifier::verify_project(&rules, token)
+        verify(&AccessRules { audience: audience.map(str::to_owned), ..self.rules() }, token)
+    }
+
+    fn rules(&self) -> AccessRules {
+        AccessRules {
+            project: self.id,
+            secrets: vec![LiveSecret { secret: self.secret.clone(), until: None }],
+            keys: self.keys.clone(),
+            audience: None,
+            jwks_url: None,
+            roles: vec!["editor".to_owned()],
+        }
     }
 
     fn sign(&self, claims: &Value, kid: Option<&str>) -> String {
@@ -48,6 +60,16 @@ impl Project {
 
     fn service_kid(&self) -> String {
         self.keys[1].id.to_string()
+    }
+}
+
+/// Without a JWKS nothing is waited for.
+fn verify(rules: &AccessRules, token: &str) -> Result<Verified, AuthError> {
+    let verifier = Verifier::default();
+    let mut verified = std::pin::pin!(verifier.verify_project(rules, token));
+    match verified.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop())) {
+        std::task::Poll::Ready(verified) => verified,
+        std::task::Poll::Pending => panic!("it waits for something"),
     }
 }
 
@@ -154,6 +176,74 @@ fn r_sec_2_a_project_may_ask_for_an_audience_of_user_tokens_not_of_keys() {
     }
     let key = project.sign(&project.service_claims(), Some(&project.service_kid()));
     assert!(project.verify_for(Some("app"), &key).is_ok());
+}
+
+#[test]
+fn n_10_a_role_word_is_one_of_the_projects_or_refused() {
+    let project = Project::new();
+    let role = |role: Value, kid: Option<&str>| {
+        let claims = json!({"iss": "idp", "role": role, "sub": "a", "exp": now() + 60});
+        project.verify(&project.sign(&claims, kid)).map(|verified| verified.role)
+    };
+    assert_eq!(role(json!("editor"), None), Ok(Role::Other("editor".to_owned())), "one of its own");
+    for word in ["postgres", "editor ", "Editor", "p_x_anon", "aura_service_role", "none", "visibility"] {
+        assert_eq!(role(json!(word), None), Err(AuthError::UnknownRole), "{word}");
+    }
+    for word in ["service_role", "platform_admin"] {
+        assert_eq!(role(json!(word), None), Err(AuthError::RoleNeedsKey), "{word}");
+        assert_eq!(role(json!(word), Some(&project.service_kid())), Err(AuthError::RoleNeedsKey), "{word}");
+    }
+    for word in [json!(["anon"]), json!({"role": "anon"}), json!(7), json!(null), json!("")] {
+        assert_eq!(role(word.clone(), None), Err(AuthError::BadClaim("role")), "{word}");
+    }
+    assert_eq!(role(json!("x".repeat(1 << 20)), None), Err(AuthError::Malformed));
+}
+
+#[test]
+fn n_11_claims_are_bounded_and_judged_before_anybody_reads_them() {
+    let project = Project::new();
+    let with = |value: Value| {
+        let claims = json!({"role": "authenticated", "exp": now() + 60, "x": value});
+        project.verify(&project.sign(&claims, None))
+    };
+    let quotes = r#"'; drop table t; -- " \ $$"#;
+    assert_eq!(with(json!(quotes)).unwrap().payload["x"], quotes);
+    assert_eq!(with(json!("x".repeat(64 << 10))), Err(AuthError::Malformed));
+    let deep = |depth: usize| (0..depth).fold(json!(1), |inner, _| json!([inner]));
+    assert!(with(deep(50)).is_ok());
+    assert_eq!(with(deep(200)), Err(AuthError::Malformed), "deeper than anybody's parser need go");
+    // What PostgreSQL can't hold is refused where claims are made of it.
+    let nul = with(json!("a\u{0}b")).unwrap();
+    assert!(aura_domain::Claims::from_payload(&nul.payload).is_err());
+}
+
+#[test]
+fn r_sec_2_keys_and_secrets_that_are_replaced_are_good_until_then() {
+    let project = Project::new();
+    let (old, later, past) = (generate_secret(), now() + 60, now() - 1);
+    let [anon, service] = [project.keys[0], project.keys[1]];
+    let user = Minter::new(&old).user_token(project.id, "a", Map::new(), HOUR).unwrap();
+    let with_old = |until| {
+        let mut rules = project.rules();
+        rules.secrets.push(LiveSecret { secret: old.clone(), until });
+        verify(&rules, &user).map(|verified| verified.ends)
+    };
+    assert_eq!(with_old(Some(later)), Ok(Some(later)));
+    assert_eq!(with_old(Some(past)), Err(AuthError::Forged));
+    let key = Minter::new(&project.secret).project_key(project.id, anon.id, KeyRole::Anon).unwrap();
+    let with_key = |until| {
+        let rules = AccessRules { keys: vec![LiveKey { until, ..anon }, service], ..project.rules() };
+        verify(&rules, &key).map(|verified| (verified.key_id, verified.ends))
+    };
+    assert_eq!(with_key(Some(later)), Ok((Some(anon.id), Some(later))));
+    assert_eq!(with_key(Some(past)), Err(AuthError::Revoked));
+    // The secret that goes first takes its keys with it.
+    let rules = AccessRules {
+        secrets: vec![LiveSecret { secret: project.secret.clone(), until: Some(later - 30) }],
+        keys: vec![LiveKey { until: Some(later), ..anon }],
+        ..project.rules()
+    };
+    assert_eq!(verify(&rules, &key).map(|verified| verified.ends), Ok(Some(later - 30)));
 }
 
 #[test]
