@@ -98,7 +98,7 @@ impl Reply {
 
 /// A request under construction.
 pub(crate) struct Call<'a> {
-    platform: &'a Platform,
+    router: &'a Router,
     request: axum::http::request::Builder,
     body: Body,
 }
@@ -129,7 +129,7 @@ impl Call<'_> {
     pub(crate) async fn send(self) -> Result<Reply> {
         let request = self.request.body(self.body)?;
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        let response = self.platform.router.clone().oneshot(request).await?;
+        let response = self.router.clone().oneshot(request).await?;
         let (parts, body) = response.into_parts();
         let bytes = to_bytes(body, 4 << 20).await?;
         let body = serde_json::from_slice(&bytes)
@@ -183,7 +183,16 @@ impl Platform {
     }
 
     pub(crate) fn call(&self, method: Method, path: &str) -> Call<'_> {
-        Call { platform: self, request: Request::builder().method(method).uri(path), body: Body::empty() }
+        Self::call_on(&self.router, method, path)
+    }
+
+    /// A request to another instance.
+    pub(crate) fn call_other<'a>(instance: &'a Instance, method: Method, path: &str) -> Call<'a> {
+        Self::call_on(&instance.router, method, path)
+    }
+
+    fn call_on<'a>(router: &'a Router, method: Method, path: &str) -> Call<'a> {
+        Call { router, request: Request::builder().method(method).uri(path), body: Body::empty() }
     }
 
     /// Creates a project through the api.

@@ -2,6 +2,7 @@
 
 mod audit;
 mod contract;
+mod crash;
 mod credentials;
 mod document;
 mod engines;
@@ -17,5 +18,7 @@ mod sources;
 mod studio;
 mod takeover;
 mod toggle;
+mod toggle_crowd;
 mod toggle_limits;
+mod toggle_names;
 mod verbs;

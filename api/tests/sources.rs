@@ -108,11 +108,17 @@ async fn r_eng_9_a_source_is_checked_before_it_is_saved_and_after() -> Result<()
     };
     let poor = platform.send(Method::POST, "/v1/sources?dry_run=true", &body).await?;
     assert_eq!((poor.status, &poor.body["ok"]), (StatusCode::OK, &json!(false)), "{}", poor.body);
-    let expected = ["no_replication_attribute critical", "no_create_role warning", "cannot_signal warning"];
+    let expected = [
+        "no_replication_attribute critical",
+        "no_create_role warning",
+        "no_create_schema warning",
+        "cannot_signal warning",
+    ];
     assert_eq!(found(&poor), expected, "{}", poor.body);
     assert_eq!(poor.body["findings"][0]["fix"], "ALTER ROLE \"cdc\" REPLICATION");
+    assert_eq!(poor.body["findings"][2]["fix"], "GRANT CREATE ON DATABASE app TO \"boss\"");
     assert_eq!(platform.get("/v1/sources/new").await?.code(), "source_not_found", "nothing was saved");
-    platform.sql("alter role cdc replication; grant cdc to boss; alter role boss createrole").await?;
+    platform.sql("alter role cdc replication; grant cdc to boss; alter role boss createrole; grant create on database app to boss").await?;
     assert_eq!(platform.send(Method::POST, "/v1/sources", &body).await?.status, StatusCode::CREATED);
     let call = platform.call(Method::POST, "/v1/sources/new/validate").key(&platform.platform_key);
     let good = call.send().await?;

@@ -342,6 +342,88 @@ async fn r_reg_7_warnings_name_what_to_look_at() -> Result<()> {
 }
 
 #[tokio::test]
+async fn r_reg_7_policies_that_let_nobody_see_a_row_are_told_apart() -> Result<()> {
+    let platform = Platform::start().await?;
+    let tenant = platform.tenant("demo").await?;
+    let sql = "create table s.t (id int primary key, filler text); alter table s.t enable row level security;
+        create policy less on s.t as restrictive for select using (id > 0)";
+    platform.sql(&sql.replace("s.", &format!("\"{}\".", tenant.schema))).await?;
+    let codes = async || {
+        let reply = get(&platform, &tenant, "t").await?;
+        let warnings = reply.body["warnings"].as_array().cloned().unwrap_or_default();
+        let word = |warning: &Value| warning["code"].as_str().unwrap_or_default().to_owned();
+        anyhow::Ok(warnings.iter().map(word).collect::<Vec<_>>())
+    };
+    assert_eq!(codes().await?, ["rls_only_restrictive"]);
+    let others = "create role editors; create policy more on s.t for select to editors using (true)";
+    platform.sql(&others.replace("s.t", &format!("\"{}\".t", tenant.schema))).await?;
+    assert_eq!(codes().await?, ["policies_for_other_roles"]);
+    let ours = "alter policy more on s.t to aura_authenticated;
+        insert into s.t select n, (select string_agg(md5(i::text), '') from generate_series(1, 45) i)
+            from generate_series(1, 100) n; analyze s.t";
+    platform.sql(&ours.replace("s.t", &format!("\"{}\".t", tenant.schema))).await?;
+    assert_eq!(codes().await?, ["write_amplification"]);
+    platform.stop().await
+}
+
+#[tokio::test]
+async fn r_reg_7_a_project_may_refuse_tables_without_row_security() -> Result<()> {
+    let (platform, tenant) = start("messages").await?;
+    platform.play_worker().await?;
+    let admin = platform.postgres.client("platform").await?;
+    admin.batch_execute("update aura.projects set settings = '{\"require_rls\": true}'").await?;
+    let refused = put(&platform, &tenant, "messages", true).await?;
+    assert_eq!((refused.status, refused.code()), (StatusCode::CONFLICT, "row_security_required"), "{}", refused.body);
+    assert_eq!(platform.replica_identity(&tenant, "messages").await?, 'd');
+    let secure = format!("alter table \"{}\".messages enable row level security", tenant.schema);
+    platform.sql(&secure).await?;
+    assert_eq!(put(&platform, &tenant, "messages", true).await?.status, StatusCode::OK);
+    platform.stop().await
+}
+
+/// Which tables are on, in one call: 500 of them, 30 on, one of these gone.
+#[tokio::test]
+async fn case_19_the_list_says_which_tables_are_on_and_how_they_are() -> Result<()> {
+    let platform = Platform::start().await?;
+    let tenant = platform.tenant("demo").await?;
+    let tables: String = (0..500).map(|n| format!("create table s.t{n:03} (id int primary key);")).collect();
+    platform.sql(&tables.replace("s.", &format!("\"{}\".", tenant.schema))).await?;
+    let on: Vec<_> = (0..30).map(|n| format!("t{:03}", n * 16)).collect();
+    platform.play_worker().await?;
+    for table in &on {
+        assert_eq!(put(&platform, &tenant, table, true).await?.status, StatusCode::OK);
+    }
+    let Some(engine) = platform.store.engine(platform.source.id).await? else { anyhow::bail!("no engine") };
+    let first = platform.store.registry(platform.source.id).await?.registrations[0].clone();
+    platform.store.saw_events(platform.source.id, engine.epoch, &[(first.id, 86_400.0)]).await?;
+    let drop =
+        format!("drop table \"{0}\".t016; drop table \"{0}\".t032; create table \"{0}\".t032 (id int)", tenant.schema);
+    platform.sql(&drop).await?;
+    let list = |query: &str| {
+        let path = format!("/v1/db/{}/schema/tables?{query}", tenant.id);
+        platform.call(Method::GET, &path).key(&tenant.service).send()
+    };
+    let enabled = list("enabled=true").await?;
+    let items = enabled.body["items"].as_array().cloned().unwrap_or_default();
+    let names: Vec<_> = items.iter().filter_map(|item| item["table"].as_str()).collect();
+    assert_eq!((names, &enabled.body["next_cursor"]), (on.iter().map(String::as_str).collect(), &Value::Null));
+    let statuses: Vec<_> = items[..4].iter().map(|item| item["status"].as_str().unwrap_or_default()).collect();
+    assert_eq!(statuses, ["active", "missing", "missing", "active"], "one is gone, one is another table now");
+    assert_eq!(items[0]["last_event_at"], "1970-01-02T00:00:00.000000Z");
+    assert!(items.iter().all(|item| item.get("lag").is_some()), "{}", items[0]);
+    let (mut seen, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let page = list(&format!("limit=37{cursor}")).await?;
+        let items = page.body["items"].as_array().cloned().unwrap_or_default();
+        seen.extend(items.iter().filter_map(|item| item["table"].as_str().map(str::to_owned)));
+        let Some(next) = page.body["next_cursor"].as_str() else { break };
+        cursor = format!("&cursor={next}");
+    }
+    assert_eq!(seen, (0..500).map(|n| format!("t{n:03}")).collect::<Vec<_>>(), "each once, what is gone in its place");
+    platform.stop().await
+}
+
+#[tokio::test]
 async fn r_rls_4_a_policy_that_can_t_be_judged_on_the_log_is_warned_of() -> Result<()> {
     let platform = Platform::start().await?;
     let tenant = platform.tenant("demo").await?;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use aura_store::{NewRegistration, RegistrationStatus, ReplicaIdentity, TableRef};
+use aura_store::{NewRegistration, RegistrationMode, RegistrationStatus, ReplicaIdentity, TableRef};
 use aura_testkit::eventually;
 use axum::http::{Method, StatusCode};
 use futures_util::future::join_all;
@@ -104,6 +104,7 @@ async fn r_reg_3_the_reconciler_finishes_what_a_crash_left_before_the_alter() ->
         table: TableRef { project: tenant.id, schema: &schema, table: &table },
         source: platform.source.id,
         oid: u32::try_from(oid)?,
+        mode: RegistrationMode::Auto,
         identity: Some(&ReplicaIdentity { kind: 'd', index: None }),
         partitions: &[],
         actor: "a process that crashed",

@@ -18,6 +18,7 @@ mod partitions;
 mod peers;
 mod pool;
 mod races;
+mod refused;
 mod slots;
 mod stage;
 mod successor;

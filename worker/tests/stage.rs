@@ -17,7 +17,7 @@ use aura_pgsource::{
 };
 use aura_store::{
     Caller, CreatedProject, Engine, FoundPartition, MasterKey, NewProject, NewRegistration, NewSource, Plugin,
-    PostgresLease, ReplicaIdentity, SlotRecreate, Source, StartRequest, Store, TableRef,
+    PostgresLease, RegistrationMode, ReplicaIdentity, SlotRecreate, Source, StartRequest, Store, TableRef,
 };
 use aura_testkit::{Postgres, SlotWatch, eventually, eventually_some};
 use aura_wire::{
@@ -283,6 +283,7 @@ impl Stage {
             table,
             source: self.source.id,
             oid: info.oid,
+            mode: RegistrationMode::Auto,
             identity: Some(&identity),
             partitions: &partitions,
             actor: "test",

@@ -12,4 +12,4 @@ mod view;
 pub(crate) use attend::is_unreachable;
 pub(crate) use closer::{Closer, sweep};
 pub(crate) use verbs::{StopTerms, Stopped, conflict, force_close, new_slot, start, stop};
-pub(crate) use view::{EngineView, view};
+pub(crate) use view::{EngineView, lag_now, view};

@@ -135,7 +135,7 @@ pub(crate) fn view(
     let live = fresh(&engine);
     let conditions = conditions(&engine, live.as_ref(), engine.is_led(workers));
     let seen = live.clone().or_else(|| looked_at(&engine));
-    let lag = lag(&engine, seen.as_ref());
+    let lag = lag_now(&engine);
     let Engine { desired, state, reason, since, epoch, generation, applied_revision, last_report, .. } = engine;
     // A position of an older generation means nothing any more.
     let stored = confirmed.filter(|(of, _)| *of == generation).map(|(_, lsn)| lsn);
@@ -161,6 +161,12 @@ pub(crate) fn view(
         operation: engine.operation.map(|operation| shown(operation, live.as_ref())),
         flow: live.map(|live| live.flow),
     }
+}
+
+/// How far an engine is behind, as [`view`] shows it.
+pub(crate) fn lag_now(engine: &Engine) -> Option<Lag> {
+    let seen = fresh(engine).or_else(|| looked_at(engine));
+    lag(engine, seen.as_ref())
 }
 
 /// What the engine said of itself, unless that was long ago or by a run that is over.

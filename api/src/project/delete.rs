@@ -169,7 +169,7 @@ async fn take_back(state: &AppState, deleted: &DeletedProject, view: &mut Delete
 async fn restore(state: &AppState, admin: &Admin, table: &Registration) -> Result<bool> {
     let _turn = state.locks().turn(table.project, &table.schema, &table.table).await?;
     let info = admin.table(&table.schema, &table.table).await?;
-    let formers = to_restore(state, table, info.as_ref()).await?;
+    let formers = to_restore(state.store(), table, info.as_ref()).await?;
     for Former { relation, oid, identity } in &formers {
         let restored = admin.restore_replica_identity(relation, *oid, identity.kind, identity.index.as_ref());
         if let Err(error) = restored.await {

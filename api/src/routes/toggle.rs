@@ -1,4 +1,5 @@
 use aura_kit::{Code, Json};
+use aura_store::RegistrationMode;
 use axum::{
     extract::{OriginalUri, State},
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
@@ -9,11 +10,11 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::{
     access::TableService,
-    error::Result,
+    error::{ApiError, Result},
     openapi::ASKS_SOURCE,
     routes::Params,
     state::AppState,
-    toggle::{Answer, CHANGES_TABLE, Change, Options, RegistrationView, show},
+    toggle::{Answer, CHANGES_TABLE, Change, Desired, Mode, Options, RegistrationView, show},
 };
 
 /// Desired state.
@@ -23,6 +24,19 @@ use crate::{
 pub(crate) struct RealtimeState {
     /// Whether the table's changes are streamed.
     enabled: bool,
+    /// Who sees to the table's REPLICA IDENTITY. As it is, or `auto`, without; only with `enabled: true`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mode: Option<Mode>,
+}
+
+impl RealtimeState {
+    fn desired(self) -> Result<Desired> {
+        match (self.enabled, self.mode) {
+            (true, mode) => Ok(Desired::On(mode.map(RegistrationMode::from))),
+            (false, None) => Ok(Desired::Off),
+            (false, Some(_)) => Err(ApiError::new(Code::InvalidBody, "mode goes with enabled: true.")),
+        }
+    }
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -68,7 +82,8 @@ pub(crate) async fn get_table_realtime(
 /// Switch a table's changes on or off.
 ///
 /// Idempotent. On: registers the table, sets REPLICA IDENTITY FULL (waiting for its lock at most 3 s) and signals the
-/// worker. Off: restores the replica identity that was there before. Answers 200 once the running filter follows, or 202
+/// worker; mends it, too, when somebody has set it back since (`drift`). With `mode: manual` nothing is altered: the
+/// answer is 409 with the statement for the table's owner until it is FULL. Off: restores the replica identity that was there before. Answers 200 once the running filter follows, or 202
 /// when that takes longer than `Prefer: wait=<s>` (default 5, at most 60); 202 promises nothing yet.
 #[utoipa::path(
     put,
@@ -100,7 +115,7 @@ pub(crate) async fn put_table_realtime(
 ) -> Result<Response> {
     let options = Options::new(&headers, query.dry_run);
     let change = Change { state: &state, service: &service, options };
-    Ok(respond(change.run(body.enabled).await?, Some(&uri)))
+    Ok(respond(change.run(body.desired()?).await?, Some(&uri)))
 }
 
 /// Switch a table's changes off.
@@ -134,7 +149,7 @@ pub(crate) async fn delete_table_realtime(
 ) -> Result<Response> {
     let options = Options::new(&headers, query.dry_run);
     let change = Change { state: &state, service: &service, options };
-    Ok(respond(change.run(false).await?, Some(&uri)))
+    Ok(respond(change.run(Desired::Off).await?, Some(&uri)))
 }
 
 /// `uri`: where to look after a 202, with the schema that the query names.

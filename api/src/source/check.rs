@@ -26,7 +26,7 @@ pub(crate) async fn check(source: &Source) -> Result<Checked> {
         require_wal2json: source.plugin == Plugin::Wal2json,
         shared: source.name == "shared",
         slot: Some(&source.slot_name),
-        admin: admin.as_ref(),
+        admin: Some(admin.as_ref().unwrap_or(&url)),
     };
     let findings = preflight(&url, options).await;
     let ok = findings.iter().all(|finding| finding.severity != Severity::Critical);

@@ -1,16 +1,23 @@
-use aura_kit::request_id;
-use aura_pgsource::admin::{Admin, TableInfo};
-use aura_store::{NewAudit, NewRegistration, Registration, RegistrationStatus};
+use aura_kit::{Code, request_id};
+use aura_pgsource::admin::TableInfo;
+use aura_store::{NewAudit, NewRegistration, Registration, RegistrationMode, RegistrationStatus};
 use tokio::time::Instant;
 
 use super::{
-    Options, RegistrationView, Unregistered, etag,
-    partitions::{Former, full_sql, restore_sql, to_identity, to_partitions, to_restore},
-    reconcile::{not_owner, set_identity},
+    Options, RegistrationView, Unregistered, etag, identity,
+    partitions::{to_identity, to_partitions},
+    plan,
+    standing::{self, Standing},
     target,
     view::{drifted, view},
 };
-use crate::{access::TableService, error::Result, source::AdminLease, state::AppState};
+use crate::{
+    access::TableService,
+    engine::lag_now,
+    error::{ApiError, Result},
+    source::AdminLease,
+    state::AppState,
+};
 
 /// What a PUT, GET or DELETE answers.
 #[derive(Debug)]
@@ -21,6 +28,14 @@ pub(crate) struct Answer {
     pub(crate) etag: String,
     /// 200; else 202: the worker hasn't caught up yet.
     pub(crate) done: bool,
+}
+
+/// What a table's state is to be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Desired {
+    /// On; without a mode in the one that it has, `auto` at first.
+    On(Option<RegistrationMode>),
+    Off,
 }
 
 /// One change of one table.
@@ -34,22 +49,24 @@ pub(crate) struct Change<'a> {
 pub(crate) async fn show(state: &AppState, service: &TableService) -> Result<Answer> {
     let admin = state.sources().admin(state.store(), service.project().source).await?;
     let info = target::find(&admin, service).await?;
-    let registration = state.store().registration(service.reference()).await?;
-    if info.is_none() && registration.is_none() {
+    let standing = standing::look(state.store(), &admin, service, info.as_ref()).await?;
+    if info.is_none() && standing.known.is_none() {
         return Err(target::not_found(service));
     }
     admin.done();
-    Ok(answer(service, registration.as_ref(), info.as_ref(), true))
+    let lag = state.store().engine(service.project().source).await?.as_ref().and_then(lag_now);
+    let answer = answer_noted(service, &standing, info.as_ref());
+    Ok(Answer { view: answer.view.with_lag(lag), ..answer })
 }
 
 impl Change<'_> {
     /// Turns it on or off, and waits for the worker.
-    pub(crate) async fn run(&self, enabled: bool) -> Result<Answer> {
+    pub(crate) async fn run(&self, desired: Desired) -> Result<Answer> {
         let deadline = Instant::now() + self.options.wait;
         let service = self.service;
         let turn = self.state.locks().turn(service.project().id, service.schema(), service.table()).await?;
         turn.shared_failure()?;
-        let outcome = turn.leave(self.write(enabled).await)?;
+        let outcome = turn.leave(self.write(desired).await)?;
         match outcome {
             Written::Plan(answer) => Ok(answer),
             Written::On(registration, info) => self.await_active(registration, info, deadline).await,
@@ -60,35 +77,45 @@ impl Change<'_> {
     }
 
     /// The part that only one request at a time does.
-    async fn write(&self, enabled: bool) -> Result<Written> {
+    async fn write(&self, desired: Desired) -> Result<Written> {
         let admin = self.state.sources().admin(self.state.store(), self.service.project().source).await?;
-        let known = self.state.store().registration(self.service.reference()).await?;
-        self.options.if_match.check(&etag(known.as_ref()), known.is_some())?;
-        let written = match (enabled, self.options.dry_run) {
-            (true, false) => self.turn_on(&admin, known).await?,
-            (false, false) => self.turn_off(&admin, known).await?,
-            (true, true) => self.plan_on(&admin, known).await?,
-            (false, true) => self.plan_off(&admin, known).await?,
+        let info = target::find(&admin, self.service).await?;
+        let standing = standing::look(self.state.store(), &admin, self.service, info.as_ref()).await?;
+        let known = standing.known.as_ref();
+        self.options.if_match.check(&etag(known), known.is_some())?;
+        let written = match (desired, self.options.dry_run) {
+            (Desired::On(mode), false) => self.turn_on(&admin, info, mode).await?,
+            (Desired::Off, false) => self.turn_off(&admin, info).await?,
+            (Desired::On(mode), true) => self.plan_on(&standing, info, mode)?,
+            (Desired::Off, true) => self.plan_off(&standing, info.as_ref()).await?,
         };
         admin.done();
         Ok(written)
     }
 
     /// Intent first, in a transaction of its own, then the ALTER (R-REG-3).
-    async fn turn_on(&self, admin: &AdminLease, known: Option<Registration>) -> Result<Written> {
-        let info = target::resolve(admin, self.service).await?;
-        refuse_foreign_owner(&info)?;
-        if !is_settled(known.as_ref(), &info) {
+    async fn turn_on(
+        &self,
+        admin: &AdminLease,
+        info: Option<TableInfo>,
+        mode: Option<RegistrationMode>,
+    ) -> Result<Written> {
+        let info = target::checked(info, self.service)?;
+        let store = self.state.store();
+        let known = standing::settle(store, admin, self.service, Some(&info)).await?;
+        let mode = wanted_mode(mode, known.as_ref());
+        self.refuse(&info, mode)?;
+        if !is_settled(known.as_ref(), &info, mode) {
             self.state.rate().count(self.service.project().id)?;
         }
-        let store = self.state.store();
-        let (identity, request) = (to_identity(&info), request_id::current());
-        let partitions = to_partitions(&info);
+        let (before, partitions) = (to_identity(&info), to_partitions(&info));
+        let request = request_id::current();
         let intent = NewRegistration {
             table: self.service.reference(),
             source: self.service.project().source,
             oid: info.oid,
-            identity: Some(&identity),
+            mode,
+            identity: (mode == RegistrationMode::Auto).then_some(&before),
             partitions: &partitions,
             actor: self.service.access().actor().as_str(),
             request_id: request.as_deref(),
@@ -98,38 +125,42 @@ impl Change<'_> {
             return Ok(Written::On(registration, Some(info)));
         }
         let repair = registration.identity_set;
-        let registration = set_identity(store, admin, registration).await?;
+        let registration = identity::set_or_say(store, admin, &registration).await?;
+        let now = target::find(admin, self.service).await?;
         if repair {
-            self.audit_repair(&registration).await?;
+            self.audit_repair(&registration, &info, now.as_ref()).await?;
         }
-        let info = target::find(admin, self.service).await?;
-        Ok(Written::On(registration, info))
+        Ok(Written::On(registration, now))
     }
 
-    async fn audit_repair(&self, registration: &Registration) -> Result<()> {
+    async fn audit_repair(
+        &self,
+        registration: &Registration,
+        before: &TableInfo,
+        after: Option<&TableInfo>,
+    ) -> Result<()> {
         let request = request_id::current();
         let entry = NewAudit {
             project: Some(registration.project),
             actor: self.service.access().actor().as_str(),
             action: "table.repair",
             target: format!("{}.{}", registration.schema, registration.table),
-            before: None,
-            after: None,
+            before: Some(serde_json::json!({"replica_identity": to_identity(before)})),
+            after: after.map(|info| serde_json::json!({"replica_identity": to_identity(info)})),
             request_id: request.as_deref(),
         };
         Ok(self.state.store().audit(entry).await?)
     }
 
-    async fn turn_off(&self, admin: &AdminLease, known: Option<Registration>) -> Result<Written> {
-        let info = target::find(admin, self.service).await?;
-        let Some(known) = known else {
+    async fn turn_off(&self, admin: &AdminLease, info: Option<TableInfo>) -> Result<Written> {
+        let store = self.state.store();
+        let Some(known) = standing::settle(store, admin, self.service, info.as_ref()).await? else {
             return if info.is_some() {
                 Ok(Written::Off(None, info, true))
             } else {
                 Err(target::not_found(self.service))
             };
         };
-        let store = self.state.store();
         let actor = self.service.access().actor().as_str();
         let registration = if known.enabled {
             self.state.rate().count(known.project)?;
@@ -140,61 +171,42 @@ impl Change<'_> {
             Some(known)
         };
         let restored = match &registration {
-            Some(registration) => self.restore(admin, registration, info.as_ref()).await?,
+            Some(off) => identity::restore(store, admin, off, false).await?,
             None => true,
         };
         let info = target::find(admin, self.service).await?;
         Ok(Written::Off(registration, info, restored))
     }
 
-    /// Gives the table back the identity it had, if it still is what we set. A lock that isn't to be had doesn't undo
-    /// the disabling: the next PUT tries again. `false` = not restored.
-    async fn restore(&self, admin: &Admin, known: &Registration, info: Option<&TableInfo>) -> Result<bool> {
-        if known.previous_identity.is_none() {
-            return Ok(true);
-        }
-        for Former { relation, oid, identity } in to_restore(self.state, known, info).await? {
-            let restored = admin.restore_replica_identity(&relation, oid, identity.kind, identity.index.as_ref());
-            if let Err(error) = restored.await {
-                tracing::warn!(%error, "replica identity not restored");
-                return Ok(false);
-            }
-        }
-        self.state.store().identity_restored(known.id).await?;
-        Ok(true)
+    fn plan_on(&self, standing: &Standing, info: Option<TableInfo>, mode: Option<RegistrationMode>) -> Result<Written> {
+        let info = target::checked(info, self.service)?;
+        let mode = wanted_mode(mode, standing.known.as_ref());
+        self.refuse(&info, mode)?;
+        Ok(self.planned(standing, Some(&info), plan::on(standing.known.as_ref(), &info, mode)))
     }
 
-    async fn plan_on(&self, admin: &AdminLease, known: Option<Registration>) -> Result<Written> {
-        let info = target::resolve(admin, self.service).await?;
-        refuse_foreign_owner(&info)?;
-        let live = known.as_ref().is_some_and(|known| known.enabled && known.oid == info.oid);
-        let mut plan = Vec::new();
-        if !live {
-            plan.push("register the table and signal the worker".to_owned());
-        }
-        if !info.is_full() {
-            let waits = |sql: String| format!("{sql} (waits for its lock at most 3 s)");
-            plan.extend(full_sql(&info).into_iter().map(waits));
-        }
-        Ok(Written::Plan(self.planned(known.as_ref(), Some(&info), plan)))
-    }
-
-    async fn plan_off(&self, admin: &AdminLease, known: Option<Registration>) -> Result<Written> {
-        let info = target::find(admin, self.service).await?;
-        if known.is_none() && info.is_none() {
+    async fn plan_off(&self, standing: &Standing, info: Option<&TableInfo>) -> Result<Written> {
+        if standing.known.is_none() && info.is_none() {
             return Err(target::not_found(self.service));
         }
-        let mut plan = Vec::new();
-        if let Some(known) = known.as_ref().filter(|known| known.enabled) {
-            plan.push("take the table out of the filter and signal the worker".to_owned());
-            plan.extend(to_restore(self.state, known, info.as_ref()).await?.iter().map(restore_sql));
-        }
-        Ok(Written::Plan(self.planned(known.as_ref(), info.as_ref(), plan)))
+        Ok(self.planned(standing, info, plan::off(self.state.store(), standing.known.as_ref(), info).await?))
     }
 
-    fn planned(&self, known: Option<&Registration>, info: Option<&TableInfo>, plan: Vec<String>) -> Answer {
-        let answer = answer(self.service, known, info, true);
-        Answer { view: answer.view.with_plan(plan), ..answer }
+    fn planned(&self, standing: &Standing, info: Option<&TableInfo>, plan: Vec<String>) -> Written {
+        let answer = answer_noted(self.service, standing, info);
+        Written::Plan(Answer { view: answer.view.with_plan(plan), ..answer })
+    }
+
+    /// Where a table can't be altered, or mustn't be, its owner is told what to run (R-REG-4).
+    fn refuse(&self, info: &TableInfo, mode: RegistrationMode) -> Result<()> {
+        if self.service.project().settings.require_rls && !info.rls_enabled {
+            let detail = "Turn its row security on first: the project's setting require_rls asks for it.";
+            return Err(ApiError::new(Code::RowSecurityRequired, detail));
+        }
+        match mode {
+            RegistrationMode::Auto => identity::refuse_foreign_owner(info),
+            RegistrationMode::Manual => identity::refuse_unset(info),
+        }
     }
 
     /// Until the running filter covers the table.
@@ -241,15 +253,22 @@ impl Change<'_> {
             }
         };
         let answer = answer(self.service, registration.as_ref(), info.as_ref(), done);
-        let message = "The table is locked: its replica identity is still FULL. PUT it again to restore it.";
+        let message = "The table is locked: its replica identity is still FULL. It is restored when the lock is gone.";
         let view = if restored { answer.view } else { answer.view.with_warning("identity_not_restored", message) };
         Ok(Answer { view, ..answer })
     }
 }
 
+/// Who says nothing about the mode leaves it as it is.
+fn wanted_mode(asked: Option<RegistrationMode>, known: Option<&Registration>) -> RegistrationMode {
+    let current = known.filter(|known| known.enabled).map(|known| known.mode);
+    asked.or(current).unwrap_or(RegistrationMode::Auto)
+}
+
 /// Whether a PUT of `enabled: true` has nothing to do.
-fn is_settled(known: Option<&Registration>, info: &TableInfo) -> bool {
-    known.is_some_and(|known| known.enabled && known.oid == info.oid && known.identity_set && info.is_full())
+fn is_settled(known: Option<&Registration>, info: &TableInfo, mode: RegistrationMode) -> bool {
+    let same = |known: &Registration| (known.oid, known.mode) == (info.oid, mode);
+    known.is_some_and(|known| known.enabled && same(known) && known.identity_set && info.is_full())
 }
 
 /// What [`Change::write`] did.
@@ -265,7 +284,7 @@ fn answer(service: &TableService, known: Option<&Registration>, info: Option<&Ta
     Answer { view: view(service.project(), known.ok_or(bare), info), etag: etag(known), done }
 }
 
-/// Only the owner may ALTER; what is FULL already needs none (R-REG-4).
-fn refuse_foreign_owner(info: &TableInfo) -> Result<()> {
-    if info.owned_by_us || info.is_full() { Ok(()) } else { Err(not_owner(info)) }
+fn answer_noted(service: &TableService, standing: &Standing, info: Option<&TableInfo>) -> Answer {
+    let answer = answer(service, standing.known.as_ref(), info, true);
+    Answer { view: answer.view.with_note(standing.note.as_deref()), ..answer }
 }

@@ -2,9 +2,9 @@
 
 use aura_domain::Relation;
 use aura_pgsource::admin::{Leaf, TableInfo};
-use aura_store::{FoundPartition, Registration, ReplicaIdentity};
+use aura_store::{FoundPartition, Registration, ReplicaIdentity, Store};
 
-use crate::{error::Result, state::AppState};
+use crate::error::Result;
 
 /// A table or partition, and the replica identity that it had.
 #[derive(Debug)]
@@ -54,11 +54,7 @@ fn alter_sql(relation: &Relation, identity: &str) -> String {
 
 /// What gets its former identity back when the table is turned off: what still is FULL since we set it, and is of no other
 /// registration, as a partition may be.
-pub(crate) async fn to_restore(
-    state: &AppState,
-    known: &Registration,
-    info: Option<&TableInfo>,
-) -> Result<Vec<Former>> {
+pub(crate) async fn to_restore(store: &Store, known: &Registration, info: Option<&TableInfo>) -> Result<Vec<Former>> {
     let (Some(info), Some(previous)) = (info.filter(|info| info.oid == known.oid), &known.previous_identity) else {
         return Ok(Vec::new());
     };
@@ -67,7 +63,7 @@ pub(crate) async fn to_restore(
         let (relation, identity) = (info.relation.clone(), previous.clone());
         all.extend(info.is_full().then_some(Former { relation, oid: info.oid, identity }));
     } else {
-        for partition in state.store().partitions(known.id).await? {
+        for partition in store.partitions(known.id).await? {
             let leaf = info.leaves.iter().find(|leaf| leaf.oid == partition.oid && leaf.replica_identity == 'f');
             if let (Some(leaf), Some(identity)) = (leaf, partition.previous_identity) {
                 all.push(Former { relation: leaf.relation.clone(), oid: leaf.oid, identity });
@@ -76,7 +72,7 @@ pub(crate) async fn to_restore(
     }
     let mut found = Vec::new();
     for former in all.into_iter().filter(|former| former.identity.kind != 'f') {
-        if !state.store().is_wanted_by_others(known.source, former.oid, known.id).await? {
+        if !store.is_wanted_by_others(known.source, former.oid, known.id).await? {
             found.push(former);
         }
     }

@@ -1,105 +1,70 @@
-//! Finishes what a crash or a lock left between intent and ALTER (R-REG-3).
+//! Finishes what a crash or a lock left half done, or says what it waits for (R-REG-3).
 
 use std::{collections::HashMap, time::Duration};
 
-use aura_domain::Relation;
-use aura_kit::{Code, Problem};
-use aura_pgsource::admin::{Admin, IdentityError, TableInfo};
-use aura_store::{Registration, ReplicaIdentity, Store};
+use aura_kit::Code;
+use aura_store::{Registration, Signal, SignalListener, Store};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::partitions::full_sql;
-use crate::{
-    error::{ApiError, Result},
-    state::AppState,
-};
+use super::identity;
+use crate::{error::Result, state::AppState};
 
-/// All tries of one ALTER together (R-REG-3).
-const ALTER_BUDGET: Duration = Duration::from_secs(3);
-/// How often to look for half states.
+/// How often to look for half states when nothing signals.
 const PERIOD: Duration = Duration::from_secs(10);
+/// After a signal: a request that has just begun finishes what it does by itself (see [`Store::unfinished`]).
+const GRACE: Duration = Duration::from_secs(6);
 /// Longest pause between two tries on one table.
 const MAX_BACKOFF: Duration = Duration::from_secs(300);
 
-/// Sets REPLICA IDENTITY FULL and records it. The generation is read before the LSN: should it rise in between, every
-/// row of the new one qualifies, and none is lost.
-pub(crate) async fn set_identity(store: &Store, admin: &Admin, registration: Registration) -> Result<Registration> {
-    let generation = match store.engine(registration.source).await? {
-        Some(engine) => engine.generation,
-        None => aura_domain::Generation(1),
-    };
-    let relation = Relation { schema: registration.schema.clone(), table: registration.table.clone() };
-    let change = match admin.set_replica_identity_full(&relation, registration.oid, ALTER_BUDGET).await {
-        Ok(change) => change,
-        Err(error) => return Err(problem(admin, &relation, error).await?),
-    };
-    if registration.identity_set {
-        return Ok(registration);
-    }
-    let previous = ReplicaIdentity { kind: change.previous.kind, index: change.previous.index };
-    Ok(store.identity_set(registration.id, Some(&previous), change.lsn, generation).await?)
-}
-
-/// What the client learns of an ALTER that failed.
-pub(crate) async fn problem(admin: &Admin, relation: &Relation, error: IdentityError) -> Result<ApiError> {
-    Ok(match error {
-        IdentityError::LockTimeout { blocker } => {
-            let detail = "Another transaction holds a lock on the table; it was waited for 3 s.";
-            let problem = Problem::new(Code::LockTimeout, detail).retry_after(1);
-            match blocker {
-                Some(pid) => problem.with("blocking_pid", pid).into(),
-                None => problem.into(),
+/// Runs until `stop`: at the start, at signals and every 10 s it looks for enabled tables whose ALTER is still missing
+/// and for disabled ones that still are as we set them, and sees to them, with a pause per table that doubles from 10 s to
+/// 5 min.
+pub(crate) async fn reconcile(state: &AppState, stop: &CancellationToken) {
+    let work = async {
+        let (mut backoff, mut signals) = (Backoff::default(), None);
+        loop {
+            if let Err(error) = round(state, &mut backoff).await {
+                tracing::warn!(code = %error.code(), "reconciler");
+            }
+            let signal = tokio::time::timeout(PERIOD, signalled(state.store(), &mut signals));
+            if signal.await.is_ok() {
+                tokio::time::sleep(GRACE).await;
             }
         }
-        IdentityError::NotOwner => {
-            let info = admin.table(&relation.schema, &relation.table).await?;
-            info.map_or_else(replaced, |info| not_owner(&info))
-        }
-        IdentityError::Missing => replaced(),
-        IdentityError::Source(error) => error.into(),
-    })
+    };
+    stop.run_until_cancelled(Box::pin(work)).await;
 }
 
-fn replaced() -> ApiError {
-    Problem::new(Code::ConcurrentChange, "The table was dropped or replaced meanwhile.").into()
-}
-
-/// Only the owner may ALTER. Of a partitioned table the same goes for each leaf.
-pub(super) fn not_owner(info: &TableInfo) -> ApiError {
-    let detail = "Our role doesn't own the table. Let its owner run `sql`, then PUT it again.";
-    let sql = full_sql(info).join(";\n") + ";";
-    Problem::new(Code::NotTableOwner, detail).with("sql", sql).into()
-}
-
-/// Runs until `stop`: every 10 s it looks for enabled tables whose ALTER is still missing and tries it, with a pause
-/// per table that doubles from 10 s to 5 min.
-pub(crate) async fn reconcile(state: &AppState, stop: &CancellationToken) {
-    let mut backoff = Backoff::default();
-    while stop.run_until_cancelled(tokio::time::sleep(PERIOD)).await.is_some() {
-        if let Some(Err(error)) = stop.run_until_cancelled(Box::pin(round(state, &mut backoff))).await {
-            tracing::warn!(code = %error.code(), "reconciler");
+/// Returns once some registration has changed; without a listener the period has to do.
+async fn signalled(store: &Store, signals: &mut Option<SignalListener>) {
+    if signals.is_none() {
+        *signals = store.listen().await.ok();
+    }
+    while let Some(listener) = signals {
+        match listener.next().await {
+            Ok(Signal::Registry(_) | Signal::Lost) => return,
+            Ok(_) => {}
+            Err(_) => *signals = None,
         }
     }
+    std::future::pending().await
 }
 
 async fn round(state: &AppState, backoff: &mut Backoff) -> Result<()> {
-    let mut unfinished = Vec::new();
-    for source in state.store().sources().await? {
-        let registry = state.store().registry(source.id).await?;
-        unfinished.extend(registry.registrations.into_iter().filter(|known| known.enabled && !known.identity_set));
-    }
+    let unfinished = state.store().unfinished().await?;
     backoff.keep_only(&unfinished);
-    for registration in unfinished {
-        let id = registration.id;
+    for known in unfinished {
+        let id = known.id;
         if !backoff.is_due(id) {
             continue;
         }
-        match finish(state, registration).await {
-            Ok(()) => backoff.succeeded(id),
+        match finish(state, &known).await {
+            Ok(true) => backoff.succeeded(id),
+            Ok(false) => backoff.failed(id),
             Err(error) => {
-                tracing::warn!(code = %error.code(), registration = %id, "replica identity still not set");
+                tracing::warn!(code = %error.code(), registration = %id, "a replica identity is not as it should be yet");
                 backoff.failed(id);
             }
         }
@@ -107,16 +72,34 @@ async fn round(state: &AppState, backoff: &mut Backoff) -> Result<()> {
     Ok(())
 }
 
-async fn finish(state: &AppState, known: Registration) -> Result<()> {
+/// False = not yet.
+async fn finish(state: &AppState, known: &Registration) -> Result<bool> {
     let _turn = state.locks().turn(known.project, &known.schema, &known.table).await?;
-    let admin = state.sources().admin(state.store(), known.source).await?;
+    let store = state.store();
     // The request that left it may have finished it while we waited for our turn.
-    let latest = state.store().registration_by_id(known.id).await?;
-    if let Some(latest) = latest.filter(|latest| latest.enabled && !latest.identity_set) {
-        set_identity(state.store(), &admin, latest).await?;
-    }
+    let Some(latest) = store.registration_by_id(known.id).await? else { return Ok(true) };
+    let admin = state.sources().admin(store, known.source).await?;
+    let done = match (latest.enabled, latest.identity_set) {
+        (true, true) => true,
+        (true, false) => {
+            identity::set_or_say(store, &admin, &latest).await?;
+            true
+        }
+        (false, _) => identity::restore(store, &admin, &latest, true).await?,
+    };
     admin.done();
-    Ok(())
+    Ok(done)
+}
+
+/// For people: why a registration is still pending.
+pub(super) fn waits_for(code: Code) -> &'static str {
+    match code {
+        Code::LockTimeout => "another transaction holds a lock on the table; it is tried again",
+        Code::NotTableOwner => "our role doesn't own the table: its owner has to set REPLICA IDENTITY FULL",
+        Code::ReplicaIdentityNotFull => "in manual mode its owner has to set REPLICA IDENTITY FULL",
+        Code::ConcurrentChange => "the table was dropped or replaced; enable it again",
+        _ => "the source doesn't answer as it should; it is tried again",
+    }
 }
 
 /// When to try which registration again.

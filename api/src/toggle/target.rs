@@ -10,6 +10,8 @@ use crate::{
 pub(crate) const CHANGES_TABLE: &[Code] = &[
     Code::TableNotFound,
     Code::NotTableOwner,
+    Code::ReplicaIdentityNotFull,
+    Code::RowSecurityRequired,
     Code::ConcurrentChange,
     Code::LockTimeout,
     Code::SystemSchemaNotSupported,
@@ -20,9 +22,9 @@ pub(crate) const CHANGES_TABLE: &[Code] = &[
     Code::RelationNotSupported,
 ];
 
-/// The table as it is now; 404 if there is none, 422 if it can't have a change stream (R-REG-4).
-pub(crate) async fn resolve(admin: &Admin, service: &TableService) -> Result<TableInfo> {
-    let info = find(admin, service).await?.ok_or_else(|| not_found(service))?;
+/// 404 if there is no such table, 422 if it can't have a change stream (R-REG-4).
+pub(crate) fn checked(found: Option<TableInfo>, service: &TableService) -> Result<TableInfo> {
+    let info = found.ok_or_else(|| not_found(service))?;
     check(&info)?;
     Ok(info)
 }

@@ -1,9 +1,10 @@
-use aura_domain::{Lsn, ProjectId};
-use aura_pgsource::admin::{TableInfo, Unjudgeable, UnjudgeableCause};
-use aura_store::{Project, Registration, RegistrationStatus};
-use serde::Serialize;
+use aura_domain::{Lag, Lsn, ProjectId};
+use aura_pgsource::admin::TableInfo;
+use aura_store::{Project, Registration, RegistrationMode, RegistrationStatus};
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::warnings;
 use crate::access::schema_word;
 
 /// The realtime state of one table.
@@ -22,10 +23,14 @@ pub(crate) struct RegistrationView {
     /// Desired.
     #[schema(example = true)]
     enabled: bool,
+    /// Who sees to the table's REPLICA IDENTITY: `auto` = it is set when the table is enabled and restored when it is
+    /// disabled, `manual` = its owner does, and it is only looked at. Null if it was never enabled.
+    #[schema(value_type = Option<Mode>)]
+    mode: Option<RegistrationMode>,
     /// Observed: `active` once the running filter covers the table, `pending` before, `blocked` when the plugin refuses
     /// it, `missing` when the table was dropped.
     status: Status,
-    /// Why it is blocked or missing.
+    /// Why it is blocked or missing, or what it waits for.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     /// The table's REPLICA IDENTITY now; null when there is no such table.
@@ -40,6 +45,11 @@ pub(crate) struct RegistrationView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, example = "16/B374D848")]
     active_since_lsn: Option<Lsn>,
+    /// How far the source's engine is behind; null where it is off, or nobody knows.
+    lag: Option<Lag>,
+    /// When its last change was published, to within some seconds, RFC 3339; null if none was.
+    #[schema(format = DateTime)]
+    last_event_at: Option<String>,
     /// RFC 3339; null if it was never enabled.
     #[schema(format = DateTime)]
     updated_at: Option<String>,
@@ -65,6 +75,26 @@ pub(crate) enum Status {
     Missing,
     /// Off.
     Disabled,
+}
+
+/// Who sees to the table's replica identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = RegistrationMode)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Mode {
+    /// We do.
+    Auto,
+    /// Its owner does; we only look.
+    Manual,
+}
+
+impl From<Mode> for RegistrationMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Auto => Self::Auto,
+            Mode::Manual => Self::Manual,
+        }
+    }
 }
 
 /// `REPLICA IDENTITY`.
@@ -94,17 +124,15 @@ pub(crate) struct RowSecurity {
 /// Something to look at (R-REG-7).
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct Warning {
-    /// Stable word: `rls_disabled`, `rls_without_policy`, `no_select_privilege`, `policy_not_judgeable` (one for each
-    /// policy), `no_primary_key`, `write_amplification`, `identity_not_restored`.
+    /// Stable word: `rls_disabled`, `rls_without_policy`, `rls_only_restrictive`, `policies_for_other_roles`,
+    /// `no_select_privilege`, `policy_not_judgeable` (one for each policy), `no_primary_key`, `write_amplification`,
+    /// `identity_not_restored`.
     #[schema(example = "rls_disabled")]
-    code: &'static str,
+    pub(super) code: &'static str,
     /// For people.
     #[schema(example = "Row security is off: everybody with the anon key sees every row.")]
-    message: String,
+    pub(super) message: String,
 }
-
-/// Above so many columns, FULL writes noticeably more log than the key would.
-const WIDE_TABLE_COLUMNS: i64 = 50;
 
 /// A table that was never enabled.
 #[derive(Debug, Clone, Copy)]
@@ -122,9 +150,11 @@ pub(crate) fn view(
     info: Option<&TableInfo>,
 ) -> RegistrationView {
     let known = registration.ok();
-    let (schema, table) = match registration {
-        Ok(known) => (known.schema.as_str(), known.table.as_str()),
-        Err(bare) => (bare.schema, bare.table),
+    let (schema, table) = match (info, registration) {
+        // It may have been renamed since it was enabled.
+        (Some(info), _) => (info.relation.schema.as_str(), info.relation.table.as_str()),
+        (None, Ok(known)) => (known.schema.as_str(), known.table.as_str()),
+        (None, Err(bare)) => (bare.schema, bare.table),
     };
     let enabled = known.is_some_and(|known| known.enabled);
     let status = known.map_or(Status::Disabled, |known| status(known, info));
@@ -133,13 +163,16 @@ pub(crate) fn view(
         schema: schema_word(project, schema).to_owned(),
         table: table.to_owned(),
         enabled,
+        mode: known.map(|known| known.mode),
         status,
         reason: known.and_then(|known| reason(known, status)),
         replica_identity: info.map(identity),
         drift: known.is_some_and(|known| drifted(known, info)),
         rls: info.map(|info| RowSecurity { enabled: info.rls_enabled, policies: info.policies }),
-        warnings: info.map(warnings).unwrap_or_default(),
+        warnings: info.map(warnings::of).unwrap_or_default(),
         active_since_lsn: known.and_then(|known| known.active_since_lsn),
+        lag: None,
+        last_event_at: known.and_then(|known| known.last_event_at.clone()),
         updated_at: known.map(|known| known.updated_at.clone()),
         updated_by: known.map(|known| known.updated_by.clone()),
         plan: None,
@@ -147,8 +180,22 @@ pub(crate) fn view(
 }
 
 impl RegistrationView {
+    /// With the source's lag, if it is on.
+    pub(crate) fn with_lag(mut self, lag: Option<Lag>) -> Self {
+        self.lag = lag.filter(|_| self.enabled);
+        self
+    }
+
     pub(crate) fn with_plan(mut self, plan: Vec<String>) -> Self {
         self.plan = Some(plan);
+        self
+    }
+
+    /// Says more about a state that has no reason of its own.
+    pub(crate) fn with_note(mut self, note: Option<&str>) -> Self {
+        if let Some(note) = note {
+            self.reason = Some(note.to_owned());
+        }
         self
     }
 
@@ -165,6 +212,7 @@ impl RegistrationView {
 /// Version of the desired fields only (design §6): what the worker or somebody's ALTER does is no new version.
 pub(crate) fn etag(registration: Option<&Registration>) -> String {
     match registration {
+        Some(known) if known.enabled && known.mode == RegistrationMode::Manual => format!("\"manual-{}\"", known.oid),
         Some(known) if known.enabled => format!("\"on-{}\"", known.oid),
         _ => "\"off\"".to_owned(),
     }
@@ -175,6 +223,7 @@ fn status(known: &Registration, info: Option<&TableInfo>) -> Status {
     match known.status {
         _ if !known.enabled => Status::Disabled,
         _ if info.is_none_or(|info| info.oid != known.oid) => Status::Missing,
+        _ if info.is_some_and(|info| info.relation != known.relation()) => Status::Pending,
         RegistrationStatus::Active if known.identity_set => Status::Active,
         RegistrationStatus::Active | RegistrationStatus::Pending => Status::Pending,
         RegistrationStatus::Blocked => Status::Blocked,
@@ -200,42 +249,4 @@ fn identity(info: &TableInfo) -> Identity {
         'i' => Identity::Index,
         _ => Identity::Default,
     }
-}
-
-fn warnings(info: &TableInfo) -> Vec<Warning> {
-    let checks = [
-        (!info.rls_enabled, "rls_disabled", "Row security is off: everyone with the anon key sees every row."),
-        (
-            info.rls_enabled && info.policies == 0,
-            "rls_without_policy",
-            "Row security is on and there is no policy: nobody sees a row.",
-        ),
-        (
-            !info.readable,
-            "no_select_privilege",
-            "No role but service_role may read the table: grant SELECT to aura_anon or aura_authenticated.",
-        ),
-        (!info.has_primary_key, "no_primary_key", "Without a primary key clients can't tell rows apart."),
-        (
-            info.columns > WIDE_TABLE_COLUMNS,
-            "write_amplification",
-            "The table is wide: with REPLICA IDENTITY FULL each UPDATE and DELETE logs the whole old row.",
-        ),
-    ];
-    let found = checks.into_iter().filter(|(applies, ..)| *applies);
-    let found = found.map(|(_, code, message)| Warning { code, message: message.to_owned() });
-    found.chain(info.unjudgeable.iter().map(not_judgeable)).collect()
-}
-
-/// R-RLS-4: what it decides, nobody gets.
-fn not_judgeable(policy: &Unjudgeable) -> Warning {
-    let why = match policy.cause {
-        UnjudgeableCause::SystemColumn => "reads a system column, which a row of the log doesn't have",
-        UnjudgeableCause::Writes => "may write, and policies are judged read-only",
-        UnjudgeableCause::GeneratedColumn => {
-            "reads a generated column, which pgoutput doesn't send before PostgreSQL 18"
-        }
-    };
-    let message = format!("The policy {:?} {why}: rows that it decides are not delivered.", policy.policy);
-    Warning { code: "policy_not_judgeable", message }
 }

@@ -80,6 +80,10 @@ codes! {
     SchemaTaken = "schema_taken", 409, false, "That schema belongs to another project";
     /// Our role is not the table's owner; `sql` tells the owner what to run.
     NotTableOwner = "not_table_owner", 409, false, "The table has another owner";
+    /// The registration's mode is manual, and the table's replica identity isn't FULL; `sql` tells its owner what to run.
+    ReplicaIdentityNotFull = "replica_identity_not_full", 409, false, "The table's replica identity is not FULL";
+    /// The project's setting `require_rls` takes only tables with row security.
+    RowSecurityRequired = "row_security_required", 409, false, "The table has no row security, and the project requires it";
     /// The role that connects lacks a privilege; `sql` tells an administrator what to run.
     SourcePrivilegeMissing = "source_privilege_missing", 409, false, "A privilege is missing on the source";
     /// The engine's state doesn't allow the verb; `legal_verbs` names those it allows.

@@ -3,7 +3,7 @@
 //! Their codes: `unreachable`, `no_replication_attribute`, `wal_level`, `slot_wal_unbounded`, `no_free_slot`,
 //! `no_free_walsender`, `slot_of_other_database`, `wal2json_missing`, `not_member_of_roles`, `statistics_visible`,
 //! `superuser`, `clock_skew`; of the admin's login `admin_unreachable`, `admin_on_other_server`, `no_create_role`,
-//! `cannot_signal`.
+//! `no_create_schema`, `cannot_signal`. docs/engine-reasons.md says what each means.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -28,7 +28,7 @@ pub struct PreflightOptions<'a> {
     pub shared: bool,
     /// The source's slot: one that is there needs no free one, and shows that its plugin can be loaded.
     pub slot: Option<&'a str>,
-    /// The admin's login, if it is another one: whether it may do what it is for.
+    /// The admin's login, which may be the worker's: whether it may do what it is for.
     pub admin: Option<&'a SourceUrl>,
 }
 
@@ -45,7 +45,10 @@ pub async fn preflight(url: &SourceUrl, options: PreflightOptions<'_>) -> Vec<Fi
         Ok(client) => look(&client, url, options).await.unwrap_or_else(|error| vec![unreachable(&error)]),
         Err(error) => vec![unreachable(&error)],
     };
-    if let Some(admin) = options.admin.filter(|admin| admin.user() != url.user()) {
+    // The same login isn't found unreachable twice.
+    let looked =
+        |admin: &&SourceUrl| admin.user() != url.user() || findings.iter().all(|one| one.code != "unreachable");
+    if let Some(admin) = options.admin.filter(looked) {
         findings.extend(look_as_admin(admin, url.user()).await);
     }
     findings
@@ -93,7 +96,8 @@ async fn inspected(
 /// worker's login.
 const ADMIN_SQL: &str = "select r.rolname::text, r.rolsuper or r.rolcreaterole, w.rolname is not null, \
      r.rolsuper or coalesce(not w.rolsuper and (pg_has_role(r.oid, w.oid, 'USAGE') \
-         or pg_has_role(r.oid, 'pg_signal_backend', 'USAGE')), false) \
+         or pg_has_role(r.oid, 'pg_signal_backend', 'USAGE')), false), \
+     has_database_privilege(current_database(), 'CREATE'), quote_ident(current_database()) \
      from pg_roles r left join pg_roles w on w.rolname = $1::text where r.rolname = session_user";
 
 async fn look_as_admin(admin: &SourceUrl, worker: &str) -> Vec<Finding> {
@@ -116,6 +120,13 @@ async fn look_as_admin(admin: &SourceUrl, worker: &str) -> Vec<Finding> {
     if !creates {
         let evidence = format!("{role} may not make roles, so projects can't be made");
         found.push(Finding::warning("no_create_role", evidence, format!("ALTER ROLE {role} CREATEROLE")));
+    }
+    if !row.get::<_, bool>(4) {
+        let database: String = row.get(5);
+        let evidence =
+            format!("{role} may not create schemas in {database}, so projects can't be made, nor publications");
+        let fix = format!("GRANT CREATE ON DATABASE {database} TO {role}");
+        found.push(Finding::warning("no_create_schema", evidence, fix));
     }
     if known && !signals {
         let evidence = format!("{role} may not end sessions of {worker}");

@@ -314,6 +314,7 @@ async fn r_eng_9_preflight_looks_at_the_admins_login_and_the_slot() -> Result<()
             "create role cdc login replication password 'pw'; create role admin login password 'pw';
              create role good login createrole password 'pw'; grant cdc to good;
              create role signals login createrole password 'pw'; grant pg_signal_backend to signals;
+             grant create on database postgres to good, signals;
              revoke all on pg_stats, pg_stats_ext, pg_stats_ext_exprs from public",
         )
         .await?;
@@ -330,7 +331,9 @@ async fn r_eng_9_preflight_looks_at_the_admins_login_and_the_slot() -> Result<()
         assert_eq!(codes(None, Some(&url(good, "postgres")?)).await, HashSet::new(), "{good}");
     }
     let poor = codes(None, Some(&url("admin", "postgres")?)).await;
-    assert_eq!(poor, [("no_create_role", warning), ("cannot_signal", warning)].into());
+    assert_eq!(poor, [("no_create_role", warning), ("no_create_schema", warning), ("cannot_signal", warning)].into());
+    let both = codes(None, Some(&cdc)).await;
+    assert_eq!(both, [("no_create_role", warning), ("no_create_schema", warning)].into(), "one login for both");
     let nobody = codes(None, Some(&url("nobody", "postgres")?)).await;
     assert_eq!(nobody, [("admin_unreachable", warning)].into());
     superuser.batch_execute("select pg_create_logical_replication_slot('taken', 'wal2json')").await?;

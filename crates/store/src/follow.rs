@@ -5,7 +5,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    Registration, RegistrationStatus, Store, StoreError, TableRef, audit, bounded,
+    Caller, Registration, RegistrationStatus, Store, StoreError, TableRef, audit, bounded,
     engines::fence,
     registrations::{entry, lock_registry, raise_revision, select, select_by_id},
     registry::notify_status,
@@ -25,34 +25,38 @@ impl Store {
     /// The table of an enabled registration was found under this name, or not at all: renamed inside its schema it is pending
     /// under the new name; gone, moved to another schema, or renamed to what is registered already, it is missing. Either is
     /// to be announced: see [`Registration::changed_from`]. Changes nothing where it stands under its name, or where the
-    /// registration is another table's by now.
+    /// registration is another table's by now: false.
     pub async fn follow_table(
         &self,
         source: SourceId,
         epoch: Epoch,
         (id, oid): (Uuid, u32),
         found: Option<&Relation>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         bounded(async {
             let mut tx = self.pool.begin().await?;
             lock_registry(&mut tx, source).await?;
             fence(&mut tx, source, epoch).await?;
-            let before = select_by_id(&mut tx, id).await?;
-            let Some(before) = before.filter(|before| before.enabled && before.oid == oid) else { return Ok(()) };
-            let Some(fate) = fate(&mut tx, &before, found).await? else { return Ok(()) };
-            let revision = raise_revision(&mut tx, source).await?;
-            let query = sqlx::query(
-                "update aura.realtime_tables set table_name = $2, status = $3, reason = $4, active_since_lsn = null,
-                    changed_from = coalesce(changed_from, table_name), revision = $5, updated_at = now(), updated_by = $6
-                 where id = $1",
-            );
-            let query = query.bind(id).bind(&fate.table).bind(fate.status.as_str()).bind(&fate.reason);
-            query.bind(revision).bind(ACTOR).execute(&mut *tx).await?;
-            let after = select_by_id(&mut tx, id).await?.ok_or(StoreError::NotFound("registration"))?;
-            audit::append(&mut tx, entry("table.follow", Some(&before), &after, ACTOR, None)).await?;
-            notify_status(&mut tx, source).await?;
+            let changed = follow(&mut tx, (id, oid), found, Caller { actor: ACTOR, request_id: None }).await?;
             tx.commit().await?;
-            Ok(())
+            Ok(changed)
+        })
+        .await
+    }
+
+    /// [`Store::follow_table`] for a request that meets a renamed table before the worker does.
+    pub async fn follow_now(
+        &self,
+        known: &Registration,
+        found: &Relation,
+        caller: Caller<'_>,
+    ) -> Result<bool, StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            lock_registry(&mut tx, known.source).await?;
+            let changed = follow(&mut tx, (known.id, known.oid), Some(found), caller).await?;
+            tx.commit().await?;
+            Ok(changed)
         })
         .await
     }
@@ -73,6 +77,30 @@ impl Store {
         })
         .await
     }
+}
+
+async fn follow(
+    connection: &mut PgConnection,
+    (id, oid): (Uuid, u32),
+    found: Option<&Relation>,
+    caller: Caller<'_>,
+) -> Result<bool, StoreError> {
+    let before = select_by_id(connection, id).await?;
+    let Some(before) = before.filter(|before| before.enabled && before.oid == oid) else { return Ok(false) };
+    let Some(fate) = fate(connection, &before, found).await? else { return Ok(false) };
+    let revision = raise_revision(connection, before.source).await?;
+    let query = sqlx::query(
+        "update aura.realtime_tables set table_name = $2, status = $3, reason = $4, active_since_lsn = null,
+            changed_from = coalesce(changed_from, table_name), revision = $5, updated_at = now(), updated_by = $6
+         where id = $1",
+    );
+    let query = query.bind(id).bind(&fate.table).bind(fate.status.as_str()).bind(&fate.reason);
+    query.bind(revision).bind(caller.actor).execute(&mut *connection).await?;
+    let after = select_by_id(connection, id).await?.ok_or(StoreError::NotFound("registration"))?;
+    let entry = entry("table.follow", Some(&before), &after, caller.actor, caller.request_id);
+    audit::append(connection, entry).await?;
+    notify_status(connection, before.source).await?;
+    Ok(true)
 }
 
 /// `None` = nothing changes.

@@ -32,6 +32,7 @@ mod report;
 mod signals;
 mod sources;
 mod studio;
+mod unfinished;
 mod workers;
 
 pub use audit::{AuditEntry, AuditFilter, Caller, NewAudit};
@@ -49,7 +50,7 @@ pub use partitions::{FoundPartition, Partition};
 pub use project_changes::{DeletedProject, ProjectChange, ProjectWrite};
 pub use projects::{CreatedProject, NewProject, Project, ProjectSecrets, ProjectSettings};
 pub use registrations::{
-    NewRegistration, Registration, RegistrationFilter, RegistrationStatus, ReplicaIdentity, TableRef,
+    NewRegistration, Registration, RegistrationFilter, RegistrationMode, RegistrationStatus, ReplicaIdentity, TableRef,
 };
 pub use registry::RegistrySnapshot;
 pub use signals::{Signal, SignalListener, StatusListener};

@@ -1,4 +1,4 @@
-use aura_domain::{Generation, Lsn, ProjectId, SourceId, SqlName};
+use aura_domain::{Generation, Lsn, ProjectId, Relation, SourceId, SqlName};
 use sqlx::{FromRow, PgConnection, postgres::types::Oid};
 use uuid::Uuid;
 
@@ -23,6 +23,16 @@ aura_domain::words! {
         Missing = "missing",
         /// Off.
         Disabled = "disabled",
+    }
+}
+
+aura_domain::words! {
+    /// Who sees to the table's replica identity (R-REG-4).
+    RegistrationMode {
+        /// We set it, and restore it when the table is turned off.
+        Auto = "auto",
+        /// Its owner does; we only look.
+        Manual = "manual",
     }
 }
 
@@ -55,7 +65,10 @@ pub struct NewRegistration<'a> {
     pub source: SourceId,
     /// Its OID now.
     pub oid: u32,
+    /// Who sees to its replica identity.
+    pub mode: RegistrationMode,
     /// Its replica identity now, before any ALTER of ours: kept to restore it on disable, whatever crashes in between.
+    /// `None` where nothing is to be restored.
     pub identity: Option<&'a ReplicaIdentity>,
     /// Where a partitioned table's rows are; empty for any other.
     pub partitions: &'a [FoundPartition],
@@ -82,9 +95,11 @@ pub struct Registration {
     pub oid: u32,
     /// Desired.
     pub enabled: bool,
+    /// Who sees to its replica identity.
+    pub mode: RegistrationMode,
     /// Observed.
     pub status: RegistrationStatus,
-    /// Why it is blocked or missing.
+    /// Why it is blocked or missing, or what it waits for.
     pub reason: Option<String>,
     /// The ALTER has committed: only then it may enter the filter (R-HOLE-3).
     pub identity_set: bool,
@@ -102,6 +117,8 @@ pub struct Registration {
     pub active_since_lsn: Option<Lsn>,
     /// Its name before it was renamed, moved or dropped, until that is announced (R-HOLE-4).
     pub changed_from: Option<SqlName>,
+    /// When its last change was published, to within some seconds: RFC 3339, UTC.
+    pub last_event_at: Option<String>,
     /// Registry revision of its last change: applied once the engine's applied revision is as high.
     pub revision: i64,
     /// RFC 3339, UTC.
@@ -123,6 +140,13 @@ pub struct RegistrationFilter<'a> {
     pub limit: u32,
 }
 
+impl Registration {
+    /// Where it is, by physical names.
+    pub fn relation(&self) -> Relation {
+        Relation { schema: self.schema.clone(), table: self.table.clone() }
+    }
+}
+
 #[derive(FromRow)]
 pub(crate) struct RegistrationRow {
     id: Uuid,
@@ -132,6 +156,7 @@ pub(crate) struct RegistrationRow {
     table_name: String,
     table_oid: Oid,
     enabled: bool,
+    mode: String,
     status: String,
     reason: Option<String>,
     identity_set: bool,
@@ -143,6 +168,7 @@ pub(crate) struct RegistrationRow {
     disabled_generation: Option<i32>,
     active_since_lsn: Option<String>,
     changed_from: Option<String>,
+    last_event_at: Option<String>,
     revision: i64,
     updated_at: String,
     updated_by: String,
@@ -152,13 +178,16 @@ pub(crate) struct RegistrationRow {
 macro_rules! columns {
     () => {
         concat!(
-            "r.id, r.project_id, r.source_id, r.schema_name, r.table_name, r.table_oid, r.enabled, r.status, r.reason,
+            "r.id, r.project_id, r.source_id, r.schema_name, r.table_name, r.table_oid, r.enabled, r.mode, r.status,
+             r.reason,
              r.identity_set, r.previous_identity, r.previous_identity_index,
              r.enabled_at_lsn::text as enabled_at_lsn, r.enabled_generation,
              r.disabled_at_lsn::text as disabled_at_lsn, r.disabled_generation,
              r.active_since_lsn::text as active_since_lsn, r.changed_from, r.revision, ",
             rfc3339!("r.updated_at"),
-            " as updated_at, r.updated_by"
+            " as updated_at, r.updated_by, ",
+            rfc3339!("r.last_event_at"),
+            " as last_event_at"
         )
     };
 }
@@ -177,6 +206,7 @@ impl TryFrom<RegistrationRow> for Registration {
             table: decode::name(row.table_name)?,
             oid: row.table_oid.0,
             enabled: row.enabled,
+            mode: word(&row.mode, "mode")?,
             status: word(&row.status, "status")?,
             reason: row.reason,
             identity_set: row.identity_set,
@@ -187,6 +217,7 @@ impl TryFrom<RegistrationRow> for Registration {
             disabled_generation: row.disabled_generation.map(generation).transpose()?,
             active_since_lsn: lsn(row.active_since_lsn)?,
             changed_from: row.changed_from.map(decode::name).transpose()?,
+            last_event_at: row.last_event_at,
             revision: row.revision,
             updated_at: row.updated_at,
             updated_by: row.updated_by,
@@ -213,7 +244,7 @@ impl Store {
             let mut tx = self.pool.begin().await?;
             lock_registry(&mut tx, new.source).await?;
             let before = select(&mut tx, new.table).await?;
-            if let Some(live) = before.as_ref().filter(|before| is_live(before, new.oid)) {
+            if let Some(live) = before.as_ref().filter(|before| is_live(before, &new)) {
                 return Ok(live.clone());
             }
             living(&mut tx, new.table.project).await?;
@@ -376,9 +407,9 @@ pub(crate) async fn raise_revision(connection: &mut PgConnection, source: Source
 }
 
 /// Whether a PUT of `enabled: true` has nothing to write.
-fn is_live(registration: &Registration, oid: u32) -> bool {
+fn is_live(registration: &Registration, new: &NewRegistration<'_>) -> bool {
     let healthy = matches!(registration.status, RegistrationStatus::Pending | RegistrationStatus::Active);
-    registration.enabled && registration.oid == oid && healthy
+    registration.enabled && (registration.oid, registration.mode) == (new.oid, new.mode) && healthy
 }
 
 /// Off to on, another table under the name, or another try of a blocked one. In the last case what the ALTER left is
@@ -390,11 +421,11 @@ async fn write_enabled(
 ) -> Result<Registration, StoreError> {
     let query = sqlx::query_as::<_, RegistrationRow>(concat!(
         "insert into aura.realtime_tables as r (id, project_id, source_id, schema_name, table_name, table_oid, enabled,
-            previous_identity, previous_identity_index, revision, updated_by)
-         values ($1, $2, $3, $4, $5, $6, true, $7, $8, $9, $10)
+            previous_identity, previous_identity_index, revision, updated_by, mode)
+         values ($1, $2, $3, $4, $5, $6, true, $7, $8, $9, $10, $11)
          on conflict (project_id, schema_name, table_name) do update set
             source_id = excluded.source_id, table_oid = excluded.table_oid, enabled = true, status = 'pending',
-            reason = null,
+            reason = null, mode = excluded.mode,
             identity_set = r.identity_set and r.enabled and r.table_oid = excluded.table_oid,
             previous_identity = case when r.previous_identity is null or r.table_oid <> excluded.table_oid
                 then excluded.previous_identity else r.previous_identity end,
@@ -419,6 +450,7 @@ async fn write_enabled(
         .bind(new.identity.and_then(|identity| identity.index.as_ref()).map(SqlName::as_str))
         .bind(revision)
         .bind(new.actor)
+        .bind(new.mode.as_str())
         .fetch_one(connection)
         .await?
         .try_into()
@@ -458,7 +490,7 @@ pub(crate) fn entry<'a>(
     actor: &'a str,
     request_id: Option<&'a str>,
 ) -> NewAudit<'a> {
-    let state = |r: &Registration| serde_json::json!({"enabled": r.enabled, "status": r.status, "oid": r.oid});
+    let state = |r: &Registration| serde_json::json!({"enabled": r.enabled, "mode": r.mode, "status": r.status, "table": r.table, "oid": r.oid});
     NewAudit {
         project: Some(after.project),
         actor,

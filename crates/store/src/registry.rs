@@ -9,7 +9,7 @@ use crate::{
     decode::rfc3339,
     engines::fence,
     partitions,
-    registrations::{columns, registrations},
+    registrations::{columns, lock_registry, raise_revision, registrations},
 };
 
 /// All that a worker must cover, at one moment.
@@ -99,6 +99,34 @@ impl Store {
             let query =
                 query.bind(source.0).bind(id).bind(status.as_str()).bind(reason).bind(Oid(oid)).bind(name.as_str());
             query.execute(&mut *tx).await?;
+            notify_status(&mut tx, source).await?;
+            tx.commit().await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// The source refuses to stream this revision of an enabled registration; `reason` for people. It leaves the worker's
+    /// registry until it is enabled again (R-REG-6).
+    pub async fn block_table(
+        &self,
+        source: SourceId,
+        epoch: Epoch,
+        (id, revision): (Uuid, i64),
+        reason: &str,
+    ) -> Result<(), StoreError> {
+        bounded(async {
+            let mut tx = self.pool.begin().await?;
+            lock_registry(&mut tx, source).await?;
+            fence(&mut tx, source, epoch).await?;
+            let query = sqlx::query(
+                "update aura.realtime_tables set status = 'blocked', reason = $4, active_since_lsn = null
+                 where id = $2 and source_id = $1 and enabled and revision = $3",
+            );
+            let query = query.bind(source.0).bind(id).bind(revision).bind(reason);
+            if query.execute(&mut *tx).await?.rows_affected() > 0 {
+                raise_revision(&mut tx, source).await?;
+            }
             notify_status(&mut tx, source).await?;
             tx.commit().await?;
             Ok(())

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use aura_domain::{ProjectId, SourceId, SqlName};
 use aura_store::{
-    Caller, MasterKey, NewProject, NewRegistration, NewSource, Plugin, ProjectSettings, Registration, ReplicaIdentity,
-    Store, TableRef, migrate,
+    Caller, MasterKey, NewProject, NewRegistration, NewSource, Plugin, ProjectSettings, Registration, RegistrationMode,
+    ReplicaIdentity, Store, TableRef, migrate,
 };
 use aura_testkit::Postgres;
 
@@ -85,6 +85,7 @@ impl Platform {
             table: TableRef { project, schema: &name("app"), table: &name(table) },
             source: self.source,
             oid,
+            mode: RegistrationMode::Auto,
             identity: Some(&identity),
             partitions: &[],
             actor: "key 1 service_role",

@@ -1,7 +1,11 @@
 //! Where the registered tables are (R-REG-2): one that was renamed is followed, one that is gone becomes missing. Rows that
 //! came under a new name before the filter knew it are lost, and its subscribers are told (R-HOLE-4).
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use aura_domain::Relation;
 use aura_pgsource::{Found, SourceError, SqlConnection, connect_sql, names_of};
@@ -20,12 +24,17 @@ pub(super) struct Census {
     partitions: Follower,
     /// What was written down last, of which revision of the registration: not again.
     written: HashMap<Uuid, (i64, Option<Relation>)>,
+    /// When the last events of tables were written down.
+    told: Instant,
 }
+
+/// Last events of tables are written this often.
+const EVENTS: Duration = Duration::from_secs(10);
 
 impl Census {
     pub(super) fn new(engine: Arc<Engine>, loaded: watch::Receiver<Arc<Loaded>>) -> Self {
         let partitions = Follower::new(Arc::clone(&engine));
-        Self { engine, loaded, sql: None, partitions, written: HashMap::new() }
+        Self { engine, loaded, sql: None, partitions, written: HashMap::new(), told: Instant::now() }
     }
 
     /// Looks every `CDC_FILTER_REFRESH_MS` until the engine ends.
@@ -34,6 +43,7 @@ impl Census {
         let looking = async {
             loop {
                 tokio::time::sleep(self.engine.deps.settings.filter_refresh).await;
+                self.tell_events().await;
                 let loaded = self.loaded.borrow().clone();
                 let enabled: Vec<_> = loaded.snapshot.registrations.iter().filter(|one| one.enabled).collect();
                 if let Err(error) = self.look(&loaded, &enabled).await {
@@ -43,6 +53,22 @@ impl Census {
             }
         };
         halt.run_until_cancelled(Box::pin(looking)).await;
+    }
+
+    /// For people, so one that is lost with a crash or an unreachable database is no loss.
+    async fn tell_events(&mut self) {
+        if self.told.elapsed() < EVENTS {
+            return;
+        }
+        self.told = Instant::now();
+        let events = self.engine.vitals.take_events();
+        if events.is_empty() {
+            return;
+        }
+        let told = self.engine.deps.store.saw_events(self.engine.source.id, self.engine.epoch, &events).await;
+        if let Err(error) = told {
+            tracing::debug!(source = %self.engine.source.id, %error, "last events of tables are not written");
+        }
     }
 
     async fn look(&mut self, loaded: &Loaded, enabled: &[&Registration]) -> Result<(), SourceError> {
@@ -90,11 +116,14 @@ impl Census {
         if self.written.get(&registration.id) == Some(&fact) {
             return Ok(());
         }
-        let (source, was) = (self.engine.source.id, &registration.table);
-        let now = found.map(|found| format!("{}.{}", found.schema, found.table));
-        tracing::warn!(%source, schema = %registration.schema, %was, now, "a registered table isn't under its name any more");
+        let source = self.engine.source.id;
         let which = (registration.id, registration.oid);
-        self.engine.deps.store.follow_table(source, self.engine.epoch, which, found).await?;
+        // Said when it is written down, which is once.
+        if self.engine.deps.store.follow_table(source, self.engine.epoch, which, found).await? {
+            let now = found.map(|found| format!("{}.{}", found.schema, found.table));
+            tracing::warn!(%source, schema = %registration.schema, was = %registration.table, now,
+                "a registered table isn't under its name any more");
+        }
         self.written.insert(registration.id, fact);
         Ok(())
     }

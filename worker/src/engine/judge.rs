@@ -157,6 +157,8 @@ impl Judge {
         }
         lane.at = None;
         self.send(lane, slice, &mut refused).await;
+        let seen = batches.iter().zip(outcomes).filter(|(_, outcome)| outcome.oid_matches);
+        self.vitals.published(seen.map(|(batch, _)| batch.table.registration));
         // Not for longer: what follows may wait for the bus or a database, and who waits to write lets no reader in.
         drop(publishing);
         for (range, rows) in refused {
@@ -227,9 +229,12 @@ impl Judge {
                 wanted: Some(&batch.wanted),
             };
             match self.control.visibility.check(request).await {
-                Ok(outcome) => {
+                Ok(mut outcome) => {
                     self.outages.source(false);
                     unjudged::count(&outcome);
+                    if project.require_rls && outcome.oid_matches && !outcome.row_security {
+                        withhold(&mut outcome);
+                    }
                     return outcome;
                 }
                 Err(error) => self.wait_out(&error, &mut pause).await,
@@ -442,6 +447,16 @@ impl Judge {
                     pause = (pause * 2).min(Duration::from_secs(1));
                 }
             }
+        }
+    }
+}
+
+/// The project takes only tables with row security: without, nobody sees anything.
+fn withhold(outcome: &mut CheckOutcome) {
+    metrics::counter!("cdc_withheld_batches_total", "reason" => "require_rls").increment(1);
+    for verdict in &mut outcome.verdicts {
+        if let Verdict::Decided { visible, .. } = verdict {
+            visible.fill(false);
         }
     }
 }

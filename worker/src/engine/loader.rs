@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use aura_domain::SourceId;
+use aura_domain::{ProjectId, SourceId};
 use aura_store::{RegistrySnapshot, Signal, SignalListener, Store, StoreError};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -13,7 +13,7 @@ use super::registry::ProjectInfo;
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) snapshot: RegistrySnapshot,
-    pub(crate) projects: HashMap<aura_domain::ProjectId, Arc<ProjectInfo>>,
+    pub(crate) projects: HashMap<ProjectId, Arc<ProjectInfo>>,
 }
 
 /// Reads the registry of a source.
@@ -53,8 +53,12 @@ pub(crate) async fn watch(
 
 fn publish(loaded: &watch::Sender<Arc<Loaded>>, fresh: Loaded) {
     loaded.send_if_modified(|current| {
-        let same =
-            current.snapshot.revision == fresh.snapshot.revision && current.projects.len() == fresh.projects.len();
+        let known = |(id, fresh): (&ProjectId, &Arc<ProjectInfo>)| {
+            current.projects.get(id).is_some_and(|project| project.is_as(fresh))
+        };
+        let same = current.snapshot.revision == fresh.snapshot.revision
+            && current.projects.len() == fresh.projects.len()
+            && fresh.projects.iter().all(known);
         if !same {
             *current = Arc::new(fresh);
         }

@@ -17,6 +17,7 @@ mod partitions;
 mod placing;
 mod position;
 mod preflight;
+mod quarantine;
 mod queues;
 mod read;
 pub(crate) mod registry;
@@ -58,6 +59,7 @@ use self::{
     loader::Loaded,
     lookout::Lookout,
     outage::Outages,
+    quarantine::Quarantine,
     registry::Registry,
     session::Session,
     shard::{ShardDeps, ShardQueue},
@@ -286,7 +288,12 @@ impl Engine {
             match loaded.await {
                 Ok((loaded, skips, row)) => {
                     let generation = row.map_or(Generation(1), |engine| engine.generation);
-                    self.registry.send_replace(Arc::new(Registry::new(&loaded, generation, Lsn::ZERO)));
+                    self.registry.send_replace(Arc::new(Registry::new(
+                        &loaded,
+                        generation,
+                        Lsn::ZERO,
+                        &Quarantine::default(),
+                    )));
                     return (loaded, skips.into_iter().collect());
                 }
                 Err(error) => {

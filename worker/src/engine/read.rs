@@ -86,11 +86,13 @@ impl Session<'_> {
                 Step::Holes => tracing::warn!(source = %self.engine.source.id, holes = stream.holes,
                     tables = ?stream.hole_names, "registered tables that the running filter doesn't cover"),
                 Step::Fail(stall) => return Err(self.stalled(stall)),
+                Step::Wait { .. } if self.quarantine.release(now) => self.consider(stream, intake),
                 Step::Wait { read, until } => {
                     if now >= stream.shown + measure::PERIOD {
                         self.show(stream, intake);
                     }
                     let until = until.min(stream.shown + measure::PERIOD);
+                    let until = self.quarantine.due().map_or(until, |due| until.min(due));
                     return Ok(Next::Wait { read, until });
                 }
             }

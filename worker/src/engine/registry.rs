@@ -10,7 +10,7 @@ use aura_pgsource::{Plugin, TableCatalog, visibility::Tenant};
 use aura_store::{Project, ProjectSecrets, Registration, RegistrationStatus};
 use secrecy::SecretString;
 
-use super::loader::Loaded;
+use super::{loader::Loaded, quarantine::Quarantine};
 use crate::subs::index::TableKey;
 
 /// A project, as far as the engine needs it.
@@ -22,6 +22,8 @@ pub(crate) struct ProjectInfo {
     pub(crate) visibility_password: SecretString,
     /// Roles beyond anon, authenticated and service_role.
     pub(crate) extra_roles: Vec<String>,
+    /// Tables without row security deliver nothing.
+    pub(crate) require_rls: bool,
 }
 
 impl ProjectInfo {
@@ -31,7 +33,13 @@ impl ProjectInfo {
             schema: project.schema.clone(),
             visibility_password: secrets.visibility_password,
             extra_roles: project.settings.roles.clone(),
+            require_rls: project.settings.require_rls,
         }
+    }
+
+    /// Whether what can be changed of a project is the same.
+    pub(super) fn is_as(&self, other: &Self) -> bool {
+        self.extra_roles == other.extra_roles && self.require_rls == other.require_rls
     }
 
     /// On whose behalf PostgreSQL is asked about filters.
@@ -53,6 +61,8 @@ pub(crate) struct RegisteredTable {
     pub(crate) key: TableKey,
     pub(crate) relation: Arc<Relation>,
     pub(crate) oid: u32,
+    /// Of the registration.
+    pub(crate) revision: i64,
     /// Nothing committed below is published; zero when it was enabled in an earlier generation (R-REG-3).
     enabled_at: Lsn,
     /// Nothing committed above is published.
@@ -134,7 +144,7 @@ pub(crate) struct Registry {
 impl Registry {
     /// Takes what may be published: registrations whose ALTER has committed and that are neither blocked nor missing
     /// (R-HOLE-3), and disabled ones until the confirmed LSN has passed them (R-REG-8).
-    pub(crate) fn new(loaded: &Loaded, generation: Generation, confirmed: Lsn) -> Self {
+    pub(crate) fn new(loaded: &Loaded, generation: Generation, confirmed: Lsn, quarantine: &Quarantine) -> Self {
         let (revision, projects) = (loaded.snapshot.revision, loaded.projects.clone());
         let mut registry = Self { revision, projects, ..Self::default() };
         let mut leaves: HashMap<uuid::Uuid, HashMap<Relation, Leaf>> = HashMap::new();
@@ -145,6 +155,9 @@ impl Registry {
             leaves.entry(partition.registration).or_default().insert(partition.relation.clone(), leaf);
         }
         for registration in &loaded.snapshot.registrations {
+            if quarantine.holds(registration.id, registration.revision) {
+                continue;
+            }
             let Some(project) = registry.projects.get(&registration.project) else { continue };
             if let Some(table) = registered(registration, project, generation, confirmed) {
                 let leaves = leaves.remove(&registration.id).unwrap_or_default();
@@ -241,6 +254,7 @@ fn registered(
         },
         relation: Arc::new(Relation { schema: registration.schema.clone(), table: registration.table.clone() }),
         oid: registration.oid,
+        revision: registration.revision,
         enabled_at,
         disabled_at,
         leaves: HashMap::new(),

@@ -27,6 +27,7 @@ use super::{
     gaps::{self, Loss},
     intake::Intake,
     loader::Loaded,
+    quarantine::{Quarantine, refuses_names},
     registry::Registry,
     slot::ReadySlot,
 };
@@ -68,6 +69,7 @@ pub(super) struct Session<'e> {
     handed_over: bool,
     /// Nothing critical was found (R-ENG-9).
     inspected: bool,
+    pub(super) quarantine: Quarantine,
 }
 
 /// One running stream.
@@ -91,7 +93,8 @@ pub(super) struct Stream {
 
 impl<'e> Session<'e> {
     pub(super) fn new(engine: &'e Engine, loaded: watch::Receiver<Arc<Loaded>>) -> Self {
-        Self { engine, loaded, generation: None, announced: None, handed_over: false, inspected: false }
+        let quarantine = Quarantine::default();
+        Self { engine, loaded, generation: None, announced: None, handed_over: false, inspected: false, quarantine }
     }
 
     /// Sessions, one after the other, until the engine is stopped.
@@ -187,16 +190,20 @@ impl<'e> Session<'e> {
         if !std::mem::replace(&mut self.handed_over, true) {
             engine.hand_over(ready.clone()).await;
         }
-        let registry = self.registry(generation, slot.confirmed);
-        engine.registry.send_replace(Arc::clone(&registry));
         let wal_sender_timeout = connection.wal_sender_timeout().await?.unwrap_or_default();
+        let (registry, filter, options, holds_from) = self.options(slot.plugin, generation, slot.confirmed).await?;
+        engine.registry.send_replace(Arc::clone(&registry));
         let wanted = registry.wanted(slot.plugin);
         let (holes, hole_names) = (wanted.names.len(), names(wanted.names.iter()));
-        let filter = Filter::new(slot.plugin, wanted, None);
-        let (options, holds_from) = self.options(slot.plugin, &filter).await?;
         engine.control.announce_leader(start).await;
         let began = Instant::now();
-        let wire = self.start_streaming(connection, &sql, start, &options).await?;
+        let wire = match self.start_streaming(connection, &sql, start, &options).await {
+            Err(error) if refuses_names(&error) => {
+                self.try_filter(&registry, &filter, (&sql, start)).await?;
+                return Err(error);
+            }
+            other => other?,
+        };
         let opening = Opening {
             start,
             confirmed: slot.confirmed,
@@ -213,7 +220,7 @@ impl<'e> Session<'e> {
     }
 
     /// START_REPLICATION, again while our own last walsender still holds the slot.
-    async fn start_streaming(
+    pub(super) async fn start_streaming(
         &self,
         connection: ReplicationConnection,
         sql: &SqlConnection,
@@ -278,16 +285,36 @@ impl<'e> Session<'e> {
 
     pub(super) fn registry(&mut self, generation: Generation, confirmed: Lsn) -> Arc<Registry> {
         let loaded = Arc::clone(&self.loaded.borrow_and_update());
-        Arc::new(Registry::new(&loaded, generation, confirmed))
+        Arc::new(Registry::new(&loaded, generation, confirmed, &self.quarantine))
     }
 
-    /// The plugin's options, and from which position on they cover the filter.
-    async fn options(&self, plugin: Plugin, filter: &Filter) -> Result<(Vec<(String, String)>, Lsn), EngineError> {
+    /// What is registered without what the source refuses, the filter for it, the plugin's options, and from which position
+    /// on they cover it.
+    async fn options(
+        &mut self,
+        plugin: Plugin,
+        generation: Generation,
+        confirmed: Lsn,
+    ) -> Result<(Arc<Registry>, Filter, Vec<(String, String)>, Lsn), EngineError> {
+        let (registry, filter) = self.wanted(plugin, generation, confirmed);
         if plugin == Plugin::Wal2json {
-            return Ok((wal2json_options(&filter.entries()), Lsn::ZERO));
+            let options = wal2json_options(&filter.entries());
+            return Ok((registry, filter, options, Lsn::ZERO));
         }
-        let (name, from) = self.engine.sync_publication(&filter.tables()).await?;
-        Ok((pgoutput_options(&name), from))
+        let publication = self.engine.sync_publication(&filter.tables()).await?;
+        let options = pgoutput_options(&publication.name);
+        if publication.refused.is_empty() {
+            return Ok((registry, filter, options, publication.from));
+        }
+        self.keep_out(&registry, &publication.refused).await?;
+        let (registry, filter) = self.wanted(plugin, generation, confirmed);
+        Ok((registry, filter, options, publication.from))
+    }
+
+    fn wanted(&mut self, plugin: Plugin, generation: Generation, confirmed: Lsn) -> (Arc<Registry>, Filter) {
+        let registry = self.registry(generation, confirmed);
+        let filter = Filter::new(plugin, registry.wanted(plugin), None);
+        (registry, filter)
     }
 
     fn show_start(&self, slot: &ReadySlot, registry: &Registry) {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use aura_domain::{Condition, Epoch, Lsn, Relation};
 use aura_pgsource::{
-    Plugin, ReplicationConnection, SqlConnection, SystemIdentity, connect_sql,
+    Plugin, ReplicationConnection, SqlConnection, SqlState, SystemIdentity, connect_sql,
     ladder::{self, Freed, Target},
     publication,
     slot::{self, SlotStatus},
@@ -34,6 +34,15 @@ const LOOK: Duration = Duration::from_secs(2);
 const FREE: Duration = Duration::from_millis(4500);
 /// R-ENG-8: what is lost again and again is lost for a reason, and a loop would hide it.
 const PER_HOUR: i64 = 3;
+
+/// A publication that holds the tables of a registry.
+pub(super) struct Publication {
+    pub(super) name: String,
+    /// From here on.
+    pub(super) from: Lsn,
+    /// Tables that it doesn't hold, with the reason.
+    pub(super) refused: Vec<(Relation, SqlState)>,
+}
 
 impl Engine {
     /// See the module.
@@ -179,15 +188,11 @@ impl Engine {
     }
 
     /// pgoutput's filter. Answers the position from which on it holds: a change of a publication takes effect there.
-    pub(super) async fn sync_publication(&self, tables: &[Relation]) -> Result<(String, Lsn), EngineError> {
+    pub(super) async fn sync_publication(&self, tables: &[Relation]) -> Result<Publication, EngineError> {
         let name = slot::slot_name(self.source.id);
         let admin = connect_sql(&self.admin_url, &self.application_name(), Some(&self.sockets), CONNECT).await?;
         let changed = publication::sync_publication(&admin, &name, tables).await?;
-        for (relation, code) in changed.refused {
-            tracing::warn!(source = %self.source.id, table = %relation.table, code = code.code(),
-                "the publication refuses a table");
-        }
-        Ok((name, slot::wal_end(&admin).await?))
+        Ok(Publication { name, from: slot::wal_end(&admin).await?, refused: changed.refused })
     }
 
     async fn try_create(

@@ -1,6 +1,7 @@
 //! What is known of a run from outside, whatever its tasks are stuck in: atomics that they write and others read.
 
 use std::{
+    collections::HashMap,
     convert::Infallible,
     sync::{
         Mutex, PoisonError,
@@ -12,6 +13,8 @@ use std::{
 use aura_domain::{DrainReport, Generation, Lsn, Position, ShardReport};
 use aura_flow::Heartbeat;
 use aura_pgsource::Frame;
+use jiff::Timestamp;
+use uuid::Uuid;
 
 /// One run's vital signs.
 #[derive(Debug)]
@@ -33,6 +36,8 @@ pub(crate) struct Vitals {
     generation: AtomicU32,
     /// Where tasks have panicked (R-SD-6).
     panics: Mutex<Vec<Position>>,
+    /// When a change of a registration was last published, since somebody took these.
+    events: Mutex<HashMap<Uuid, Timestamp>>,
     /// Cut: nothing more is published and no status sent.
     cut: AtomicBool,
 }
@@ -78,8 +83,22 @@ impl Vitals {
             record_n: AtomicU32::new(0),
             generation: AtomicU32::new(0),
             panics: Mutex::default(),
+            events: Mutex::default(),
             cut: AtomicBool::new(false),
         }
+    }
+
+    /// A change of these registrations was published just now.
+    pub(crate) fn published(&self, registrations: impl Iterator<Item = Uuid>) {
+        let now = Timestamp::now();
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        events.extend(registrations.map(|registration| (registration, now)));
+    }
+
+    /// What was published since the last call: seconds since 1970 by registration.
+    pub(crate) fn take_events(&self) -> Vec<(Uuid, f64)> {
+        let events = std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner));
+        events.into_iter().map(|(registration, at)| (registration, at.as_duration().as_secs_f64())).collect()
     }
 
     /// Beats for as long as it is polled: for waits that have no end of their own.

@@ -1,12 +1,12 @@
 //! The admin role's work in a source: bootstrap, a project's schema and roles, table information, replica identity.
 //! Nothing here needs a superuser; what is better done by one is reported.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
-use aura_domain::Lsn;
+use aura_domain::{Lsn, Relation};
 use tokio::sync::{Mutex, MutexGuard};
 
-use crate::{SourceError, SourceUrl, SqlConnection, connect_sql};
+use crate::{SourceError, SourceUrl, SqlConnection, connect_sql, names_of};
 
 mod bootstrap;
 mod identity;
@@ -46,6 +46,17 @@ impl Admin {
     /// `pg_current_wal_insert_lsn()`.
     pub async fn current_wal_insert_lsn(&self) -> Result<Lsn, SourceError> {
         wal_insert_lsn(&*self.session().await).await
+    }
+
+    /// Under which name the table of that OID stands now; `None` = it is gone.
+    pub async fn name_of(&self, oid: u32) -> Result<Option<Relation>, SourceError> {
+        Ok(self.names_of(&[oid]).await?.remove(&oid))
+    }
+
+    /// Under which names these tables stand now, by OID; what is gone is left out.
+    pub async fn names_of(&self, oids: &[u32]) -> Result<HashMap<u32, Relation>, SourceError> {
+        let found = names_of(&*self.session().await, oids).await?;
+        Ok(found.into_iter().map(|(oid, found)| (oid, found.relation)).collect())
     }
 
     async fn session(&self) -> MutexGuard<'_, SqlConnection> {

@@ -42,6 +42,12 @@ pub struct TableInfo {
     pub readable: bool,
     /// Policies that can't be judged on rows of the log (R-RLS-4), by name. Not asked for a list: empty.
     pub unjudgeable: Vec<Unjudgeable>,
+    /// Of [`TableInfo::policies`] the permissive ones: restrictive ones only take away.
+    pub permissive: i64,
+    /// Some permissive policy is for a role of the project. Not asked for a list: true.
+    pub policies_apply: bool,
+    /// Average size of a row in bytes, as the planner's statistics have it; `None` = not known yet.
+    pub row_bytes: Option<i64>,
 }
 
 /// A policy that can't be judged on rows of the log.
@@ -140,6 +146,9 @@ impl TableInfo {
             leaves,
             readable: row.try_get(15)?,
             unjudgeable: unjudgeable.into_iter().flatten().collect(),
+            permissive: row.try_get(17)?,
+            policies_apply: row.try_get(18)?,
+            row_bytes: row.try_get(19)?,
         })
     }
 }

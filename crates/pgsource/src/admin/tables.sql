@@ -42,7 +42,22 @@ select c.oid::int8, n.nspname::text, c.relname::text, c.relkind::text, c.relpers
                 where d.classid = 'pg_policy'::regclass and d.objid = p.oid and d.refclassid = 'pg_class'::regclass
                     and d.refobjid = c.oid and a.attgenerated <> '') then 'generated_column' end)::text
         from pg_policy p
-        where p.polrelid = c.oid and p.polcmd in ('r', '*') and p.polqual is not null order by p.polname) end
+        where p.polrelid = c.oid and p.polcmd in ('r', '*') and p.polqual is not null order by p.polname) end,
+    -- Permissive policies that can let somebody read; and of those, asked for by name, the ones for a role that one of the
+    -- project's has.
+    (select count(*) from pg_policy p
+        where p.polrelid = c.oid and p.polcmd in ('r', '*') and p.polqual is not null and p.polpermissive),
+    $2::text is null or exists (
+        select from pg_policy p cross join unnest(p.polroles) as role (oid)
+        where p.polrelid = c.oid and p.polcmd in ('r', '*') and p.polqual is not null and p.polpermissive
+            and (role.oid = 0 or exists (
+                select from aclexplode(n.nspacl) a join pg_roles r on r.oid = a.grantee
+                where a.privilege_type = 'USAGE' and r.rolname ~ '^p_[0-9a-f-]{36}_'
+                    and r.rolname !~ '_(service_role|visibility)$' and pg_has_role(r.oid, role.oid, 'USAGE')))),
+    -- From the planner's statistics: looking at the table itself would wait for its locks.
+    case when c.reltuples > 0
+        then ((c.relpages + coalesce((select t.relpages from pg_class t where t.oid = c.reltoastrelid), 0))
+            * current_setting('block_size')::float8 / c.reltuples)::int8 end
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = any ($1::text[]) and c.relkind in ('r', 'p', 'v', 'm', 'f')
