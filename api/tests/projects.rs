@@ -109,3 +109,86 @@ async fn a_project_whose_set_up_failed_leaves_the_name_free() -> Result<()> {
     assert_eq!(create().send().await?.status, StatusCode::CREATED);
     platform.stop().await
 }
+
+/// All lists are paged alike: page by page they are what they are at once, and a cursor is of use in its own list only.
+#[tokio::test]
+async fn every_list_is_paged_alike() -> Result<()> {
+    let platform = Platform::start().await?;
+    let tenant = platform.tenant("demo").await?;
+    for name in ["a", "b"] {
+        let source = json!({"name": name, "replication_url": "postgres://u:p@127.0.0.1:1/d"});
+        platform.as_platform(Method::POST, "/v1/sources", &source).await?;
+        platform.tenant(name).await?;
+    }
+    let rows =
+        "insert into aura.workers (id, host, version, max_engines) values ('w1', 'h', '1', 8), ('w2', 'h', '1', 8);
+        insert into aura.gaps (source_id, reason, epoch) select id, 'bus', 1 from aura.sources, generate_series(1, 3)";
+    platform.postgres.client("platform").await?.batch_execute(rows).await?;
+    platform.sql(&format!("create table \"{0}\".t1 (); create table \"{0}\".t2 ()", tenant.schema)).await?;
+    let tables = format!("/v1/db/{}/schema/tables", tenant.id);
+    let audit = format!("/v1/projects/{}/audit", tenant.id);
+    let get = |path: String| {
+        let key = if path.contains("/db/") { &tenant.service } else { &platform.platform_key };
+        platform.call(Method::GET, &path).key(key).send()
+    };
+    let lists = [
+        "/v1/projects",
+        "/v1/sources",
+        "/v1/engines",
+        "/v1/workers",
+        "/v1/engines/shared/gaps",
+        "/v1/audit",
+        &tables,
+        &audit,
+    ];
+    for (number, list) in lists.iter().enumerate() {
+        let whole = get(format!("{list}?limit=1000")).await?;
+        assert_eq!((whole.status, &whole.body["next_cursor"]), (StatusCode::OK, &json!(null)), "{list}");
+        let (mut seen, mut cursor) = (Vec::new(), String::new());
+        loop {
+            let page = get(format!("{list}?limit=1{cursor}")).await?;
+            let items = page.body["items"].as_array().cloned().unwrap_or_default();
+            // The catalogue is walked: that its last table was the last one is seen a page later.
+            let end = *list == tables && page.body["next_cursor"].is_null();
+            assert!(items.len() == 1 || (end && items.is_empty()), "{list}: {}", page.body);
+            seen.extend(items.iter().map(identity));
+            let Some(next) = page.body["next_cursor"].as_str() else { break };
+            cursor = format!("&cursor={next}");
+            let other = lists[(number + 1) % lists.len()];
+            let foreign = get(format!("{other}?cursor={next}")).await?;
+            // The audit is one log, whoever looks at it.
+            assert!(foreign.code() == "invalid_parameter" || other.contains("audit"), "{list}'s cursor in {other}");
+        }
+        let all: Vec<_> = whole.body["items"].as_array().unwrap().iter().map(identity).collect();
+        assert_eq!(seen, all, "{list}");
+        for bad in ["limit=0", "limit=1001", "cursor=%21", "cursor="] {
+            assert_eq!(get(format!("{list}?{bad}")).await?.code(), "invalid_parameter", "{list} {bad}");
+        }
+    }
+    platform.stop().await
+}
+
+/// What doesn't change from one look to the next.
+fn identity(item: &serde_json::Value) -> String {
+    ["id", "source", "schema", "table", "action"].map(|member| item[member].to_string()).join(" ")
+}
+
+/// N18: names that would be patterns or separators on the bus are names as any other.
+#[tokio::test]
+async fn n_18_names_that_are_patterns_elsewhere_are_names_here() -> Result<()> {
+    let platform = Platform::start().await?;
+    platform.play_worker().await?;
+    let (a, ab) = (platform.tenant("a").await?, platform.tenant("a.b").await?);
+    assert_ne!((a.id, &a.schema), (ab.id, &ab.schema));
+    for table in ["*", ">", "a.b", "b"] {
+        platform.sql(&format!("create table \"{}\".\"{table}\" (id int primary key)", ab.schema)).await?;
+        let put = platform.call(Method::PUT, &crate::harness::toggle(&ab, table)).key(&ab.service);
+        let put = put.json(&json!({"enabled": true})).send().await?;
+        assert_eq!((put.status, &put.body["table"]), (StatusCode::OK, &json!(table)), "{}", put.body);
+        let other = platform.call(Method::GET, &crate::harness::toggle(&a, table)).key(&a.service).send().await?;
+        assert_eq!(other.code(), "table_not_found", "the other project has none of that name");
+    }
+    let on = platform.store.registry(platform.source.id).await?.registrations;
+    assert_eq!(on.iter().filter(|table| table.project == ab.id && table.enabled).count(), 4);
+    platform.stop().await
+}
