@@ -34,6 +34,20 @@ fn table(orders: &str) -> Vec<(&'static str, &'static str, Leaves)> {
         ("start_engine", "/v1/engines/shared/start", one("engine.start", json!({}), true, true)),
         ("force_close_engine", "/v1/engines/orders/force-close", one("engine.force_close", json!({}), true, true)),
         ("recreate_slot", "/v1/engines/shared/recreate-slot", one("engine.recreate_slot", json!({}), true, true)),
+        (
+            "rotate_keys",
+            "/v1/projects/{project}/keys/rotate",
+            one("keys.rotate", json!({"roles": ["anon"]}), true, true),
+        ),
+        (
+            "disconnect",
+            "/v1/projects/{project}/disconnect",
+            one("project.disconnect", json!({"subject": "a"}), false, true),
+        ),
+        // Who is signed in is this process's own.
+        ("create_studio_session", "", Nothing),
+        ("delete_studio_session", "", Nothing),
+        ("create_inspector_token", "", Nothing),
         ("delete_source", "/v1/sources/orders", one("source.delete", json!(null), true, false)),
         ("delete_project", "/v1/projects/{project}", one("project.delete", json!(null), true, true)),
     ]
