@@ -49,7 +49,7 @@ async fn signalled(store: &Store, signals: &mut Option<SignalListener>) {
             Err(_) => *signals = None,
         }
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 async fn round(state: &AppState, backoff: &mut Backoff) -> Result<()> {
