@@ -108,7 +108,7 @@ async fn r_reg_1_an_alter_that_comes_after_another_process_disabled_is_taken_bac
     let on = platform.call(Method::PUT, &path).key(&tenant.service).json(&json!({"enabled": true})).send();
     let off = async {
         let intent = || async { registration(&platform, &tenant, "t").await.is_ok_and(|known| known.is_some()) };
-        eventually(SOON, intent).await?;
+        Box::pin(eventually(SOON, intent)).await?;
         let off = Platform::call_other(&beside, Method::DELETE, &path).key(&tenant.service).send().await?;
         assert_eq!((off.status, &off.body["enabled"]), (StatusCode::OK, &json!(false)), "{}", off.body);
         reader.batch_execute("rollback").await?;
