@@ -3,6 +3,7 @@
 # As Cargo does it, so that the paths below are right in a shared target directory, too.
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 VENV := .cache/venv
+CONTRACT := .cache/contract
 ARGS ?=
 
 .PHONY: dev build test check bench bench-visibility openapi fmt install-dev install-test
@@ -47,10 +48,21 @@ fmt:
 install-dev:
 	tests/scripts/install-dev.sh
 
-install-test: install-dev $(VENV)/.installed tests/clients/js/node_modules/.installed
+install-test: install-dev $(VENV)/.installed tests/clients/js/node_modules/.installed \
+              $(CONTRACT)/.installed tests/contract/node_modules/.installed
 
 $(VENV)/.installed: tests/clients/python/requirements.txt
 	tests/scripts/install-venv.sh $(VENV) $<
+	touch $@
+
+# What lints the API's document, makes clients from it, and tries it out.
+$(CONTRACT)/.installed: tests/contract/requirements.txt
+	tests/scripts/install-java.sh
+	tests/scripts/install-venv.sh $(CONTRACT) $<
+	touch $@
+
+tests/contract/node_modules/.installed: tests/contract/package-lock.json
+	cd tests/contract && npm ci --no-fund --no-audit --loglevel=error
 	touch $@
 
 tests/clients/js/node_modules/.installed: tests/clients/js/package-lock.json

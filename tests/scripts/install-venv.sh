@@ -1,5 +1,5 @@
 #!/bin/sh
-# install-venv.sh DIRECTORY REQUIREMENTS: a private virtual environment with nats-server and the Python client.
+# install-venv.sh DIRECTORY REQUIREMENTS: a private virtual environment with what is listed there.
 set -eu
 
 if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then

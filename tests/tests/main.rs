@@ -2,6 +2,7 @@
 
 mod attack;
 mod clients;
+mod contract;
 mod dev;
 mod direction;
 mod explain;

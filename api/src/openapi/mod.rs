@@ -7,7 +7,7 @@ pub(crate) use problems::ASKS_SOURCE;
 use utoipa::{
     Modify, OpenApi,
     openapi::{
-        self,
+        self, RefOr,
         security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme},
     },
 };
@@ -59,9 +59,21 @@ pub(crate) fn base() -> openapi::OpenApi {
 
 /// Adds what follows from the operations: their problems, and examples.
 pub(crate) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
+    operations(&mut document).for_each(|(_, operation)| without_null(operation));
     problems::add(&mut document);
     examples::add(&mut document);
     document
+}
+
+/// A body that may be left out is still never `null`, as an `Option` of it would be.
+fn without_null(operation: &mut openapi::path::Operation) {
+    let Some(RefOr::T(body)) = &mut operation.request_body else { return };
+    for content in body.content.values_mut() {
+        let RefOr::T(content) = content else { continue };
+        let Some(RefOr::T(openapi::Schema::OneOf(choice))) = &content.schema else { continue };
+        let named = choice.items.iter().find(|item| matches!(item, RefOr::Ref(_))).cloned();
+        content.schema = named.or(content.schema.take());
+    }
 }
 
 /// Every operation with its path.

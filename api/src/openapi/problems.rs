@@ -1,6 +1,6 @@
 //! Which problems an operation answers with: those that its shape implies, and those that it says.
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use aura_kit::{Code, Problem};
 use serde_json::Value;
@@ -34,19 +34,12 @@ const MEDIA_TYPE: &str = "application/problem+json";
 
 /// Adds a response for each status that an operation may refuse with, and an example of each code.
 pub(super) fn add(document: &mut OpenApi) {
-    let components = document.components.get_or_insert_default();
-    for code in Code::ALL {
-        let problem = Problem::new(*code, format!("{}.", code.title()));
-        let example = ExampleBuilder::new().summary(code.title()).value(serde_json::to_value(problem).ok()).build();
-        components.examples.insert(code.to_string(), example.into());
-    }
-    for (name, codes) in COMMON {
-        let mut response = blank(codes);
-        fill(&mut response, codes[0].status(), codes);
-        components.responses.insert((*name).to_owned(), response.into());
-    }
+    let mut used: BTreeSet<&str> = BTreeSet::new();
     for (path, operation) in operations(document) {
         let codes = codes(path, operation);
+        used.extend(codes.iter().map(|code| code.as_str()));
+        // Said in so many words that no key is asked for.
+        operation.security.get_or_insert_default();
         let mut by_status: BTreeMap<u16, Vec<Code>> = BTreeMap::new();
         for code in Code::ALL.iter().filter(|code| codes.contains(code)) {
             by_status.entry(code.status()).or_default().push(*code);
@@ -65,6 +58,17 @@ pub(super) fn add(document: &mut OpenApi) {
                 }
             }
         }
+    }
+    let components = document.components.get_or_insert_default();
+    for (name, codes) in COMMON {
+        let mut response = blank(codes);
+        fill(&mut response, codes[0].status(), codes);
+        components.responses.insert((*name).to_owned(), response.into());
+    }
+    for code in Code::ALL.iter().filter(|code| used.contains(code.as_str())) {
+        let problem = Problem::new(*code, format!("{}.", code.title()));
+        let example = ExampleBuilder::new().summary(code.title()).value(serde_json::to_value(problem).ok()).build();
+        components.examples.insert(code.to_string(), example.into());
     }
 }
 

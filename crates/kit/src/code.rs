@@ -3,7 +3,7 @@
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $text:literal, $status:literal, $retryable:literal, $title:literal;)*) => {
         /// What went wrong, for programs. Each code has a page `docs/errors/<code>.md`; a code is never renamed.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, utoipa::ToSchema)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
         pub enum Code {
             $($(#[$doc])* #[serde(rename = $text)] $name,)*
         }
@@ -144,6 +144,17 @@ codes! {
     SourceSlow = "source_slow", 504, true, "The source database took too long";
 }
 
+/// The words on the wire: what utoipa derives would be our names for them.
+impl utoipa::PartialSchema for Code {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        let words = Self::ALL.iter().map(|code| code.as_str());
+        let schema = utoipa::openapi::ObjectBuilder::new().schema_type(utoipa::openapi::Type::String);
+        schema.description(Some("Stable word; each has a page in docs/errors.")).enum_values(Some(words)).into()
+    }
+}
+
+impl utoipa::ToSchema for Code {}
+
 impl std::fmt::Display for Code {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.as_str())
@@ -164,6 +175,23 @@ mod tests {
         let pages: BTreeSet<String> = pages.collect();
         let codes: BTreeSet<String> = Code::ALL.iter().map(|code| format!("{code}.md")).collect();
         assert_eq!(pages, codes);
+    }
+
+    #[test]
+    fn every_page_says_what_happened_and_what_caller_and_operator_do() {
+        for code in Code::ALL {
+            let page = fs::read_to_string(format!("../../docs/errors/{code}.md")).unwrap();
+            assert!(
+                page.starts_with(&format!("# `{code}`\n\n{}. HTTP status {}", code.title(), code.status())),
+                "{code}"
+            );
+            for section in ["**Meaning.**", "**What to do.**", "**What the operator does.**"] {
+                let said = page.split(section).nth(1).map(str::trim_start);
+                assert!(said.is_some_and(|said| said.len() > 5 && !said.starts_with("**")), "{code}: {section}");
+            }
+            let retry = page.lines().nth(2).unwrap();
+            assert_eq!(retry.contains("status") && retry.ends_with(", worth a retry."), code.retryable(), "{code}");
+        }
     }
 
     #[test]
