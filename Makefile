@@ -6,7 +6,7 @@ VENV := .cache/venv
 CONTRACT := .cache/contract
 ARGS ?=
 
-.PHONY: dev build test check bench bench-visibility openapi fmt install-dev install-test
+.PHONY: dev build test check bench bench-control bench-visibility openapi fmt install-dev install-test
 
 # Everything in one process, with a database and a demo project. ARGS="--port 8000" and so on.
 dev: install-dev
@@ -37,6 +37,11 @@ bench: install-test
 bench-visibility: install-test
 	cargo build --release --workspace --bins
 	cargo run --release --package aura-bench -- visibility-check visibility-engine isolation $(ARGS)
+
+# Toggles and lists with 10 000 projects of 10 tables. ARGS="--projects 1000".
+bench-control: install-test
+	cargo build --release --workspace --bins
+	cargo run --release --package aura-bench -- control $(ARGS)
 
 # Writes the API's document anew.
 openapi:

@@ -2,6 +2,7 @@
 //!
 //! Prints one JSON object per figure; `docs/benchmarks.md` holds recorded runs.
 
+mod control;
 mod latency;
 mod lifecycle;
 mod peer;
@@ -15,7 +16,7 @@ use serde_json::json;
 /// Figures of the product, next to `pg_recvlogical` where that can do the same.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Only these; by default all but those of visibility.
+    /// Only these; by default all but those of visibility and the control plane.
     #[arg(value_enum)]
     figures: Vec<Figure>,
     /// Single-row transactions of the throughput figure.
@@ -32,6 +33,8 @@ struct Options {
     rate: u32,
     #[command(flatten)]
     visibility: visibility::Options,
+    #[command(flatten)]
+    control: control::Options,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -48,6 +51,8 @@ enum Figure {
     VisibilityEngine,
     /// What others notice of identities that fail.
     Isolation,
+    /// Toggles and lists with many projects.
+    Control,
 }
 
 #[tokio::main]
@@ -70,6 +75,9 @@ async fn main() -> Result<()> {
     }
     if asked(Figure::VisibilityEngine) {
         visibility::engine::run(&options.visibility).await?;
+    }
+    if asked(Figure::Control) {
+        show(&control::run(&options.control).await?);
     }
     if asked(Figure::Isolation) {
         show(&visibility::isolation::run(&options.visibility).await?);

@@ -19,7 +19,7 @@ pub use jwt::sign;
 pub use ledger::{Audit, Ledger, Writer};
 pub use scene::{QUOTA, Scene, peak};
 pub use socket::{Announcement, Arrival, At, Seen, Subscriber};
-pub use split::{SLOT, Split, SplitOptions, Worker};
+pub use split::{MASTER_KEY, SLOT, Split, SplitOptions, Worker};
 pub use stage::{Dev, Directory, Project, now};
 pub use tap::{BusTap, Tapped};
 

@@ -10,7 +10,8 @@ use tokio::sync::OnceCell;
 
 use crate::{Answer, PATIENCE, Project, curl};
 
-const MASTER_KEY: &str = "a master key of the system tests, long enough";
+/// `AURA_MASTER_KEY` of every part.
+pub const MASTER_KEY: &str = "a master key of the system tests, long enough";
 const PLATFORM_SECRET: &str = "a platform secret of the system tests, long enough";
 
 /// Slot of the source `shared`.

@@ -1,13 +1,17 @@
 //! Keeps the engine's copy of the registry fresh: on signal, and every `CDC_FILTER_REFRESH_MS` at the latest.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use aura_domain::{ProjectId, SourceId};
 use aura_store::{RegistrySnapshot, Signal, SignalListener, Store, StoreError};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::registry::ProjectInfo;
+use super::{measure, registry::ProjectInfo};
 
 /// What the platform database says, before the engine's own position is applied to it.
 #[derive(Debug)]
@@ -43,8 +47,12 @@ pub(crate) async fn watch(
             () = stop.cancelled() => return,
             () = signalled(&mut listener, source, refresh) => {}
         }
+        let began = Instant::now();
         match load(&store, source).await {
-            Ok(fresh) => publish(&loaded, fresh),
+            Ok(fresh) => {
+                measure::loaded(source, began.elapsed());
+                publish(&loaded, fresh);
+            }
             // The copy that we have stays valid; registrations that come now wait.
             Err(error) => tracing::warn!(%source, %error, "can't read the registry, keeping what we have"),
         }

@@ -149,3 +149,13 @@ fn count(source: SourceId, intake: &mut Intake, now: Instant) {
     let labels = [("source", source.to_string()), ("reason", "row".to_owned())];
     metrics::counter!("cdc_flow_pause_total", &labels).increment(counts.waits.saturating_sub(before.waits));
 }
+
+/// What is registered was read from the platform database, beside the stream.
+pub(super) fn loaded(source: SourceId, took: Duration) {
+    metrics::gauge!("cdc_registry_load_seconds", "source" => source.to_string()).set(took.as_secs_f64());
+}
+
+/// A filter was made of it, and the stream waited.
+pub(super) fn rebuilt(source: SourceId, took: Duration) {
+    metrics::gauge!("cdc_filter_rebuild_seconds", "source" => source.to_string()).set(took.as_secs_f64());
+}

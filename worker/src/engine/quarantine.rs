@@ -124,7 +124,7 @@ impl Session<'_> {
         };
         let relations = registry.wanted(Plugin::Wal2json).names.into_iter();
         let relations = relations.filter(|relation| entries.iter().any(|entry| of_entry(entry, relation)));
-        let refused: Vec<_> = relations.map(|relation| (relation, SqlState::INVALID_NAME)).collect();
+        let refused: Vec<_> = relations.map(|relation| (relation.clone(), SqlState::INVALID_NAME)).collect();
         self.keep_out(registry, &refused).await
     }
 

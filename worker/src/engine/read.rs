@@ -107,6 +107,7 @@ impl Session<'_> {
 
     /// What is registered has changed, or a table may leave.
     fn consider(&mut self, stream: &mut Stream, intake: &mut Intake) {
+        let began = Instant::now();
         let generation = self.generation.unwrap_or(Generation(1));
         let next = self.registry(generation, intake.reader.flushed());
         let restart = Filter::new(stream.plugin, next.wanted(stream.plugin), Some(&stream.filter)) != stream.filter;
@@ -116,6 +117,7 @@ impl Session<'_> {
             (stream.hole_names, stream.holes) = (names, holes);
         }
         intake.reader.want(Change { restart, holes }, Instant::now());
+        measure::rebuilt(self.engine.source.id, began.elapsed());
     }
 
     /// A disabled table leaves the filter once the confirmed position has passed it.
@@ -213,7 +215,8 @@ fn uncovered(stream: &Stream) -> (Vec<String>, usize) {
     let Some(next) = &stream.next else { return (Vec::new(), 0) };
     let mut wanted = next.wanted(stream.plugin).names;
     wanted.retain(|relation| !stream.filter.covers(relation));
-    (names(wanted.iter()), wanted.len())
+    wanted.sort_unstable();
+    (names(wanted.iter().copied()), wanted.len())
 }
 
 /// Waits until the server tells its sessions to go; an end of this one for other reasons says nothing.

@@ -1,7 +1,7 @@
 //! What is registered, as one engine sees it: which changes are published, and under which names (R-HOLE, R-REG-8).
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{HashMap, HashSet},
     sync::Arc,
 };
 
@@ -120,12 +120,12 @@ impl RegisteredTable {
 }
 
 /// What a filter must let through.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Wanted {
-    /// Each of these.
-    pub(super) names: BTreeSet<Relation>,
+#[derive(Debug, Default)]
+pub(super) struct Wanted<'a> {
+    /// Each of these; borrowed, since they may be a hundred thousand.
+    pub(super) names: Vec<&'a Relation>,
     /// And everything in these.
-    pub(super) schemas: BTreeSet<SqlName>,
+    pub(super) schemas: HashSet<&'a SqlName>,
 }
 
 /// One revision of the registry.
@@ -133,7 +133,7 @@ pub(super) struct Wanted {
 pub(crate) struct Registry {
     pub(crate) revision: i64,
     pub(crate) projects: HashMap<ProjectId, Arc<ProjectInfo>>,
-    tables: HashMap<Relation, Arc<RegisteredTable>>,
+    tables: HashMap<Arc<Relation>, Arc<RegisteredTable>>,
     /// Whose partition a name is. One that is nested may be several tables'.
     roots: HashMap<Relation, Vec<Arc<RegisteredTable>>>,
     by_key: HashMap<TableKey, Arc<RegisteredTable>>,
@@ -146,7 +146,9 @@ impl Registry {
     /// (R-HOLE-3), and disabled ones until the confirmed LSN has passed them (R-REG-8).
     pub(crate) fn new(loaded: &Loaded, generation: Generation, confirmed: Lsn, quarantine: &Quarantine) -> Self {
         let (revision, projects) = (loaded.snapshot.revision, loaded.projects.clone());
-        let mut registry = Self { revision, projects, ..Self::default() };
+        let count = loaded.snapshot.registrations.len();
+        let (tables, by_key) = (HashMap::with_capacity(count), HashMap::with_capacity(count));
+        let mut registry = Self { revision, projects, tables, by_key, ..Self::default() };
         let mut leaves: HashMap<uuid::Uuid, HashMap<Relation, Leaf>> = HashMap::new();
         // One that is gone may have left its name to another.
         let (gone, there): (Vec<_>, Vec<_>) = loaded.snapshot.partitions.iter().partition(|it| it.gone_at.is_some());
@@ -167,7 +169,7 @@ impl Registry {
                 }
                 registry.first_disable = [registry.first_disable, table.disabled_at].into_iter().flatten().min();
                 registry.by_key.insert(table.key.clone(), Arc::clone(&table));
-                registry.tables.insert((*table.relation).clone(), table);
+                registry.tables.insert(Arc::clone(&table.relation), table);
             }
         }
         registry
@@ -216,14 +218,14 @@ impl Registry {
 
     /// What the filter must let through. A publication knows a partitioned table by itself, wal2json its partitions' names,
     /// and the schemas where another one may come (R-HOLE-4).
-    pub(super) fn wanted(&self, plugin: Plugin) -> Wanted {
+    pub(super) fn wanted(&self, plugin: Plugin) -> Wanted<'_> {
+        let tables = || self.tables.values();
         if plugin == Plugin::PgOutput {
-            return Wanted { names: self.tables.keys().cloned().collect(), schemas: BTreeSet::new() };
+            return Wanted { names: tables().map(|table| &*table.relation).collect(), schemas: HashSet::new() };
         }
-        let plain = self.tables.values().filter(|table| table.leaves.is_empty()).map(|table| &*table.relation);
-        let names = plain.chain(self.roots.keys()).cloned().collect();
-        let schemas = self.tables.values().flat_map(|table| table.schemas()).cloned().collect();
-        Wanted { names, schemas }
+        let plain = tables().filter(|table| table.leaves.is_empty()).map(|table| &*table.relation);
+        let schemas = tables().flat_map(|table| table.schemas()).collect();
+        Wanted { names: plain.chain(self.roots.keys()).collect(), schemas }
     }
 }
 

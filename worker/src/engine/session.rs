@@ -194,7 +194,7 @@ impl<'e> Session<'e> {
         let (registry, filter, options, holds_from) = self.options(slot.plugin, generation, slot.confirmed).await?;
         engine.registry.send_replace(Arc::clone(&registry));
         let wanted = registry.wanted(slot.plugin);
-        let (holes, hole_names) = (wanted.names.len(), names(wanted.names.iter()));
+        let (holes, hole_names) = (wanted.names.len(), names(wanted.names.iter().copied()));
         engine.control.announce_leader(start).await;
         let began = Instant::now();
         let wire = match self.start_streaming(connection, &sql, start, &options).await {
