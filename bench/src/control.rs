@@ -28,6 +28,7 @@ const TABLES_EACH: usize = 50;
 
 /// Size of the figure.
 #[derive(Debug, Clone, clap::Args)]
+#[group(skip)]
 pub(crate) struct Options {
     /// Projects that are registered before anything is measured.
     #[arg(long, default_value_t = 10_000)]

@@ -4,8 +4,6 @@ use anyhow::{Context, Result, ensure};
 use aura_testkit::ProcessOptions;
 use system_tests::{Directory, Project, Split};
 
-use super::TABLES_EACH;
-
 /// Seconds of each run.
 const SECONDS: &str = "10";
 
@@ -54,19 +52,18 @@ fn source_script() -> String {
     )
 }
 
-/// Toggles per second that PostgreSQL could do, one database's work after the other's.
+/// Toggles per second that PostgreSQL could do, each client on a table of its own, one database's work after the other's.
 pub(super) async fn run(split: &Split, project: &Project, clients: usize) -> Result<f64> {
     let directory = Directory::create()?;
     let platform = split.platform().client("platform").await?;
     let source: String = platform.query_one("select id::text from aura.sources", &[]).await?.get(0);
-    let last = TABLES_EACH - 1;
     let mut seconds = 0.0;
     for (name, database, script) in [
         ("platform", split.platform().url("platform"), PLATFORM.to_owned()),
         ("source", split.postgres.url("app"), source_script()),
     ] {
         let file = directory.0.join(name);
-        std::fs::write(&file, format!("\\set n random(0, {last})\n{script}"))?;
+        std::fs::write(&file, format!("\\set n :client_id\n{script}"))?;
         let (clients, file) = (clients.to_string(), file.to_string_lossy().into_owned());
         let defined = [
             format!("project='{}'", project.id),

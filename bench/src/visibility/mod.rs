@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 /// Which of the figures' cells, and how often.
 #[derive(Debug, Clone, clap::Args)]
+#[group(skip)]
 pub(crate) struct Options {
     /// Subscribers, each with claims of its own.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 10, 100, 1000])]
