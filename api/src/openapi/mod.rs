@@ -72,7 +72,7 @@ fn without_null(operation: &mut openapi::path::Operation) {
         let RefOr::T(content) = content else { continue };
         let Some(RefOr::T(openapi::Schema::OneOf(choice))) = &content.schema else { continue };
         let named = choice.items.iter().find(|item| matches!(item, RefOr::Ref(_))).cloned();
-        content.schema = named.or(content.schema.take());
+        content.schema = named.or_else(|| content.schema.take());
     }
 }
 
