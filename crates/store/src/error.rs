@@ -72,6 +72,9 @@ impl From<sqlx::Error> for StoreError {
                     (_, Some("42P01" | "3F000")) => Self::NotMigrated,
                     // query_canceled, by its statement_timeout; lock_not_available
                     (_, Some("57014" | "55P03")) => Self::Timeout(crate::QUERY_TIMEOUT),
+                    // Nothing was done, and the same may work in a moment: idle_in_transaction_session_timeout, when this
+                    // process got no time for longer than that; deadlock_detected; serialization_failure.
+                    (_, Some("25P03" | "40P01" | "40001")) => Self::Unreachable(error),
                     // Class 57: shutting down or starting up; class 08 and 53: no connection to be had.
                     (_, Some(code)) if ["57P", "08", "53"].iter().any(|class| code.starts_with(class)) => {
                         Self::Unreachable(error)

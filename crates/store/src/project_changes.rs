@@ -199,8 +199,9 @@ impl Store {
     /// What we made for a deleted project is gone. Its secrets go with it.
     pub async fn project_cleaned(&self, id: ProjectId) -> Result<(), StoreError> {
         let query = sqlx::query(
-            "update aura.projects set cleaned_at = now(), jwt_secret = '', visibility_password = ''
-             where id = $1 and deleted_at is not null",
+            "with cleaned as (update aura.projects set cleaned_at = now(), jwt_secret = '', visibility_password = ''
+                where id = $1 and deleted_at is not null returning id)
+             delete from aura.retired_secrets s using cleaned where s.project_id = cleaned.id",
         );
         bounded(async { Ok(query.bind(id.0).execute(&self.pool).await.map(|_| ())?) }).await
     }
@@ -280,7 +281,8 @@ async fn turn_off(connection: &mut PgConnection, id: ProjectId, actor: &str) -> 
     Ok(names)
 }
 
-/// Whether none of the schemas is another living project's of the source: who names a schema reads it.
+/// Whether none of the schemas is another project's of the source: who names a schema reads it. That of a deleted project
+/// that is still to be dropped is nobody's: whatever came into it would go with it.
 pub(crate) async fn unclaimed(
     connection: &mut PgConnection,
     source: SourceId,
@@ -289,8 +291,9 @@ pub(crate) async fn unclaimed(
 ) -> Result<(), StoreError> {
     let names: Vec<&str> = schemas.iter().map(SqlName::as_str).collect();
     let query = sqlx::query_scalar::<_, bool>(
-        "select exists (select from aura.projects where source_id = $1 and deleted_at is null and id is distinct from $2
-            and (schema_name = any ($3) or settings -> 'schemas' ?| $3))",
+        "select exists (select from aura.projects where source_id = $1 and id is distinct from $2
+            and case when deleted_at is null then schema_name = any ($3) or settings -> 'schemas' ?| $3
+                else drop_schema and cleaned_at is null and schema_name = any ($3) end)",
     );
     let taken = query.bind(source.0).bind(except.map(|id| id.0)).bind(&names).fetch_one(connection).await?;
     if taken { Err(StoreError::Taken("schema name")) } else { Ok(()) }

@@ -188,7 +188,8 @@ impl Store {
         // Who claims a schema waits for whom claims another: neither gets the other's.
         lock_registry(connection, new.source).await?;
         if let Some(schema) = &new.schema {
-            unclaimed(connection, new.source, None, std::slice::from_ref(schema)).await?;
+            // Not an earlier try's of the same: who goes on with that is told so by its id.
+            unclaimed(connection, new.source, new.id, std::slice::from_ref(schema)).await?;
         }
         let secrets = ProjectSecrets { jwt_secret: random_secret(), visibility_password: random_secret() };
         Ok((self.insert_project(connection, new, &secrets).await?, secrets))

@@ -1,9 +1,9 @@
 use aura_domain::{KeyRole, ProjectId, SourceId};
-use aura_store::{MasterKey, NewProject, NewSource, Plugin, ProjectSettings, Store, StoreError};
+use aura_store::{KeyRotation, MasterKey, NewProject, NewSource, Plugin, ProjectSettings, Store, StoreError};
 use secrecy::ExposeSecret;
 use uuid::Uuid;
 
-use crate::{name, new_project, new_source, platform};
+use crate::{CALLER, PATIENCE, name, new_project, new_source, platform};
 
 #[tokio::test]
 async fn a_project_is_made_with_secrets_keys_and_an_audit_line() {
@@ -119,4 +119,64 @@ async fn an_unreachable_database_says_why() {
         Store::connect(&format!("postgres://u:secret@127.0.0.1:{port}/d"), key).await.expect_err("nobody there");
     let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
     assert!(cause.contains("refused"), "{cause}");
+}
+
+#[tokio::test]
+async fn a_schema_that_is_still_to_be_dropped_is_nobodys() {
+    let platform = platform().await;
+    let on = |project: &str| NewProject { schema: Some(name("shop")), ..new_project(project, platform.source) };
+    let first = platform.store.create_project(on("one"), "platform").await.expect("created").project.id;
+    platform.store.delete_project(first, true, |_| true, CALLER).await.expect("deleted");
+    let early = platform.store.create_project(on("two"), "platform").await.map(|_| ());
+    assert!(matches!(early, Err(StoreError::Taken("schema name"))), "its data would be dropped: {early:?}");
+    platform.store.project_cleaned(first).await.expect("dropped");
+    let second = platform.store.create_project(on("two"), "platform").await.expect("it is free").project.id;
+    // Where nothing is dropped, the schema may have its next project at once.
+    platform.store.delete_project(second, false, |_| true, CALLER).await.expect("deleted");
+    platform.store.create_project(on("three"), "platform").await.expect("created");
+}
+
+#[tokio::test]
+async fn who_repeats_a_creation_is_told_so_whatever_its_schema() {
+    let platform = platform().await;
+    let id = Some(ProjectId(Uuid::new_v4()));
+    let new = NewProject { id, schema: Some(name("shop")), ..new_project("one", platform.source) };
+    platform.store.create_project(new.clone(), "platform").await.expect("created");
+    let again = platform.store.create_project(new, "platform").await.map(|_| ());
+    assert!(matches!(again, Err(StoreError::Taken("project id"))), "{again:?}");
+}
+
+#[tokio::test]
+async fn r_sec_2_no_secret_of_a_deleted_project_is_kept() {
+    let platform = platform().await;
+    let id = platform.project("one").await;
+    let rotation = KeyRotation { roles: vec![], secret: true, overlap: PATIENCE };
+    platform.store.rotate_keys(id, rotation, CALLER).await.expect("rotated");
+    platform.store.delete_project(id, false, |_| true, CALLER).await.expect("deleted");
+    platform.store.project_cleaned(id).await.expect("cleaned");
+    let sql = "select count(*) from aura.retired_secrets where project_id = $1";
+    let client = platform.postgres.client("platform").await.expect("a superuser");
+    assert_eq!(client.query_one(sql, &[&id.0]).await.expect("a row").get::<_, i64>(0), 0);
+}
+
+#[tokio::test]
+async fn what_the_server_took_back_may_be_tried_again() {
+    let platform = platform().await;
+    for state in ["25P03", "40P01", "40001"] {
+        let sql = format!("do $$ begin raise sqlstate '{state}'; end $$");
+        let refused = sqlx::query(sqlx::AssertSqlSafe(sql)).execute(platform.store.pool()).await;
+        let error = StoreError::from(refused.expect_err("raised"));
+        assert!(error.is_retryable(), "{state}: {error:?}");
+    }
+    // As it comes from a process that got no time.
+    let mut connection = platform.store.pool().acquire().await.expect("a connection");
+    sqlx::query("set idle_in_transaction_session_timeout = 1").execute(&mut *connection).await.expect("set");
+    sqlx::query("begin").execute(&mut *connection).await.expect("begun");
+    let client = platform.postgres.client("platform").await.expect("a superuser");
+    let gone = "select not exists (select from pg_stat_activity where state like 'idle in transaction%')";
+    let ended =
+        aura_testkit::eventually(PATIENCE, async || client.query_one(gone, &[]).await.is_ok_and(|row| row.get(0)));
+    ended.await.expect("its session is ended");
+    let error = StoreError::from(sqlx::query("select 1").execute(&mut *connection).await.expect_err("ended"));
+    assert!(error.is_retryable(), "{error:?}");
 }
