@@ -21,7 +21,9 @@ pub(crate) struct IfMatch(Option<String>);
 
 impl IfMatch {
     pub(crate) fn new(headers: &HeaderMap) -> Self {
-        let lists: Vec<_> = headers.get_all(header::IF_MATCH).iter().filter_map(|value| value.to_str().ok()).collect();
+        // One that can't be read is no version that we ever gave.
+        let lists: Vec<_> =
+            headers.get_all(header::IF_MATCH).iter().map(|value| value.to_str().unwrap_or("")).collect();
         Self((!lists.is_empty()).then(|| lists.join(",")))
     }
 
@@ -107,5 +109,13 @@ mod tests {
         assert!(allows("*", "\"a\"", true) && !allows("*", "\"a\"", false));
         // Weak versions never match (RFC 9110 §13.1.1).
         assert!(!allows("W/\"a\"", "\"a\"", true));
+        // One that can't be read is none that can be left out.
+        let mut unreadable = HeaderMap::new();
+        unreadable.insert(header::IF_MATCH, http_value(b"\"\xe9\""));
+        assert!(!IfMatch::new(&unreadable).allows("\"a\"", true));
+    }
+
+    fn http_value(bytes: &[u8]) -> axum::http::HeaderValue {
+        axum::http::HeaderValue::from_bytes(bytes).unwrap()
     }
 }

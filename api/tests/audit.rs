@@ -206,3 +206,17 @@ async fn n_1_another_projects_key_changes_nothing_and_is_written_down() -> Resul
     assert_eq!(platform.entries_since(newest).await?.len(), 20);
     platform.stop().await
 }
+
+#[tokio::test]
+async fn a_text_that_no_database_holds_is_refused_before_anything_is_done() -> Result<()> {
+    let platform = Platform::start().await?;
+    let tenant = platform.tenant("shop").await?;
+    let key = &platform.platform_key;
+    let get = async |path: &str| platform.call(Method::GET, path).key(key).send().await;
+    assert_eq!(get("/v1/audit?action=a%00b").await?.code(), "malformed_request");
+    assert_eq!(get("/v1/sources/a%00b").await?.code(), "source_not_found");
+    // Else they would be gone, and nobody had noted who did it.
+    let disconnect = platform.call(Method::POST, &format!("/v1/projects/{}/disconnect", tenant.id)).key(key);
+    assert_eq!(disconnect.json(&json!({"subject": "a\0b"})).send().await?.code(), "invalid_body");
+    platform.stop().await
+}

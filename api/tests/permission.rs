@@ -276,5 +276,15 @@ async fn r_sec_1_n_1_a_foreign_project_looks_exactly_like_an_unknown_one() -> Re
             }
         }
     }
+    // Nor does it in a token that anybody can write.
+    let header = json!({"alg": "HS256", "typ": "JWT"});
+    let anybodys = |project: &str| {
+        let claims = json!({"ref": project, "role": "service_role", "exp": 4_000_000_000_u64});
+        let token = credentials::signed(&header, &claims, b"a guess");
+        format!("{}.!", token.rsplit_once('.').map_or("", |(signed, _)| signed))
+    };
+    let list = |project: String| platform.call(Method::GET, "/v1/projects").key(&anybodys(&project)).send();
+    let (foreign, nobodys) = (list(own.id.to_string()).await?, list(Uuid::new_v4().to_string()).await?);
+    assert_eq!((foreign.status, appearance(&foreign)), (StatusCode::UNAUTHORIZED, appearance(&nobodys)));
     platform.stop().await
 }

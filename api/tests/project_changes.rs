@@ -92,6 +92,8 @@ async fn settings_that_can_not_be_are_refused_and_nothing_changes() -> Result<()
         (json!({"jwks_url": "http://id.example.com/jwks"}), "invalid_body"),
         (json!({"jwks_url": "https://u:hunter2@id.example.com/jwks"}), "invalid_body"),
         (json!({"jwks_url": "file:///etc/passwd"}), "invalid_body"),
+        (json!({"jwks_url": "https://169.254.169.254/jwks"}), "invalid_body"),
+        (json!({"jwks_url": "http://localhost:9/jwks"}), "invalid_body"),
         (json!({"aud": ""}), "invalid_body"),
         (json!({"roles": ["service_role"]}), "invalid_body"),
         (json!({"roles": ["visibility"]}), "invalid_body"),

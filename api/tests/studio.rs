@@ -55,6 +55,13 @@ async fn r_sec_5_a_session_is_on_the_server_and_its_cookie_is_no_pages() -> Resu
     assert_eq!(read.status, StatusCode::OK, "{}", read.body);
     let who = platform.call(Method::GET, SESSION).header("cookie", &browser.cookie).send().await?;
     assert_eq!(who.body["csrf_token"], json!(browser.csrf));
+    // Who sends a key of their own learns nothing of a visitor's session, nor does an old cookie keep them out.
+    let other = platform.tenant("other").await?;
+    for cookie in [&browser.cookie, "aura_session=over"] {
+        let who = platform.call(Method::GET, SESSION).key(&other.service).header("cookie", cookie).send().await?;
+        assert_eq!((who.status, &who.body["project"]), (StatusCode::OK, &json!(other.id)), "{}", who.body);
+        assert_eq!((&who.body["csrf_token"], &who.body["expires_at"]), (&Value::Null, &Value::Null));
+    }
     platform.stop().await
 }
 

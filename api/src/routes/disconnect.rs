@@ -76,7 +76,10 @@ pub(crate) async fn disconnect(
 impl DisconnectBody {
     fn check(self) -> Result<Target> {
         match (self.subject, self.key_id) {
-            (Some(subject), None) if (1..=MAX_SUBJECT).contains(&subject.len()) => Ok(Target::Subject(subject)),
+            // No token's claims have a NUL, and the audit can't.
+            (Some(subject), None) if (1..=MAX_SUBJECT).contains(&subject.len()) && !subject.contains('\0') => {
+                Ok(Target::Subject(subject))
+            }
             (None, Some(key)) => Ok(Target::KeyId(key)),
             _ => Err(ApiError::new(Code::InvalidBody, "Name a subject of 1 to 4096 bytes or a key_id, not both.")),
         }

@@ -38,9 +38,12 @@ impl<T: DeserializeOwned> FromRequestParts<AppState> for Params<T> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &AppState) -> Result<Self> {
-        let query = Query::<T>::try_from_uri(&parts.uri);
-        let unreadable = |_| ApiError::new(Code::MalformedRequest, "The query has unknown or unreadable parameters.");
-        Ok(Self(query.map_err(unreadable)?.0))
+        let unreadable = || ApiError::new(Code::MalformedRequest, "The query has unknown or unreadable parameters.");
+        // No database holds a NUL.
+        if parts.uri.query().is_some_and(|query| query.contains("%00")) {
+            return Err(unreadable());
+        }
+        Ok(Self(Query::<T>::try_from_uri(&parts.uri).map_err(|_| unreadable())?.0))
     }
 }
 

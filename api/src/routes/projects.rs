@@ -176,7 +176,7 @@ pub(crate) async fn update_project(
     Json(body): Json<PatchProject>,
 ) -> Result<Response> {
     let project = project.into_project();
-    let wanted = body.check(&project)?;
+    let wanted = body.check(&project, &state.settings().verifier)?;
     if query.dry_run {
         return Ok(Json(ProjectView::from(preview(&state, &project, wanted, &if_match).await?)).into_response());
     }

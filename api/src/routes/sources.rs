@@ -392,6 +392,8 @@ pub(crate) async fn validate_source(
 pub(crate) async fn find_source(state: &AppState, word: &str) -> Result<Source> {
     let found = match word.parse::<SourceId>() {
         Ok(id) => state.store().source(id).await?,
+        // No name has it, and no database takes it.
+        Err(_) if word.contains('\0') => None,
         Err(_) => state.store().source_by_name(word).await?,
     };
     found.ok_or_else(ApiError::source_not_found)

@@ -5,7 +5,7 @@ use std::{
 };
 
 use aura_domain::{AccessRules, LiveKey, LiveSecret};
-use jsonwebtoken::{Algorithm, DecodingKey, TokenData, Validation};
+use jsonwebtoken::{Algorithm, DecodingKey, TokenData, Validation, errors::ErrorKind};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use uuid::Uuid;
@@ -219,7 +219,12 @@ fn decode(token: &str, algorithm: Algorithm, key: &DecodingKey) -> Result<TokenD
     validation.validate_nbf = true;
     // Ours to check: keys carry none, and users' tokens only where the project asks for it.
     validation.validate_aud = false;
-    Ok(jsonwebtoken::decode(token, key, &validation)?)
+    jsonwebtoken::decode(token, key, &validation).map_err(|error| match error.kind() {
+        // The header was read before, so it is the signature that is no base64url: no valid one, and nothing else to those
+        // who would learn from the difference which projects there are.
+        ErrorKind::Base64(_) => AuthError::Forged,
+        _ => error.into(),
+    })
 }
 
 fn role_of(payload: &Value) -> Result<Role, AuthError> {

@@ -141,6 +141,9 @@ fn r_sec_2_forged_expired_foreign_and_incomplete_tokens_are_refused() {
     let kid = project.service_kid();
     let forged = sign(&generate_secret(), Algorithm::HS256, &project.service_claims(), Some(&kid));
     assert_eq!(project.verify(&forged), Err(AuthError::Forged));
+    // What is no signature at all is no valid one: where nobody has a secret, nobody can tell the two apart.
+    let unsigned = format!("{}.!", forged.rsplit_once('.').unwrap().0);
+    assert_eq!(project.verify(&unsigned), Err(AuthError::Forged));
     let with = |name: &str, value: Value| {
         let mut claims = project.service_claims();
         claims[name] = value;
