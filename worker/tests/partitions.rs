@@ -1,6 +1,6 @@
 //! Partitioned tables: their rows come under the table's name, whichever partition holds them (R-REG-4, R-HOLE-4).
 
-use aura_store::Plugin;
+use aura_store::{Plugin, RegistrationMode};
 use aura_testkit::eventually;
 use serde_json::{Value, json};
 
@@ -129,6 +129,24 @@ async fn r_hole_4_a_new_partition_is_read_and_a_loss_announced() -> anyhow::Resu
 #[tokio::test(flavor = "multi_thread")]
 async fn r_hole_4_a_new_partition_is_read_from_a_publication_and_a_loss_announced() -> anyhow::Result<()> {
     new_partitions(Plugin::PgOutput).await
+}
+
+/// Who sees to replica identities sees to new partitions', too.
+#[tokio::test(flavor = "multi_thread")]
+async fn r_reg_4_in_manual_mode_a_new_partition_is_left_as_it_is() -> anyhow::Result<()> {
+    let stage = Stage::new(Plugin::Wal2json).await?;
+    stage.sql.batch_execute(ROOT).await?;
+    let worker = stage.run_worker().await;
+    stage.register_in("root", RegistrationMode::Manual).await?;
+    knows(&stage, 3).await?;
+    let mut watch = stage.changes().await;
+    stage.sql.batch_execute("create table four partition of root for values in (4)").await?;
+    knows(&stage, 4).await?;
+    assert_eq!(identity(&stage, "four").await?, "d");
+    stage.sql.batch_execute("insert into root values (4, 'a', 4)").await?;
+    assert_eq!(next(&mut watch).await, of_root("INSERT", row(4, "a", 4), Value::Null));
+    worker.stop().await;
+    Ok(())
 }
 
 /// Nobody saw it come, and nobody was there to lose anything: what the log has of it is delivered, and a gap announced.

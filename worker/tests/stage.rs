@@ -268,6 +268,10 @@ impl Stage {
 
     /// The same, up to a 202: no worker has applied it yet.
     pub(crate) async fn register(&self, table: &str) -> anyhow::Result<()> {
+        self.register_in(table, RegistrationMode::Auto).await
+    }
+
+    pub(crate) async fn register_in(&self, table: &str, mode: RegistrationMode) -> anyhow::Result<()> {
         let name = SqlName::new(table)?;
         let relation = Relation { schema: self.schema.clone(), table: name.clone() };
         let info = self.admin.table(&self.schema, &name).await?.expect("the table is there");
@@ -283,8 +287,8 @@ impl Stage {
             table,
             source: self.source.id,
             oid: info.oid,
-            mode: RegistrationMode::Auto,
-            identity: Some(&identity),
+            mode,
+            identity: (mode == RegistrationMode::Auto).then_some(&identity),
             partitions: &partitions,
             actor: "test",
             request_id: None,

@@ -13,7 +13,7 @@ use aura_pgsource::{
     admin::{Admin, IdentityError, Leaf},
     never_written, partitions_of,
 };
-use aura_store::{FoundPartition, Partition, Registration, ReplicaIdentity};
+use aura_store::{FoundPartition, Partition, Registration, RegistrationMode, ReplicaIdentity};
 use aura_wire::GapReason;
 
 use super::{Engine, error::EngineError, gaps::Loss, loader::Loaded};
@@ -97,8 +97,10 @@ impl Follower {
     ) -> Result<(), EngineError> {
         let mut ready = Vec::new();
         let untold = |leaf: &&Leaf| known.iter().any(|partition| partition.oid == leaf.oid && !partition.told);
+        // Who sees to replica identities, sees to new partitions', too; what isn't FULL is shown as drift.
+        let theirs = registration.mode == RegistrationMode::Manual;
         for leaf in found.leaves.iter().filter(untold) {
-            if self.is_full(leaf).await? && self.engine.covers_partition(registration, leaf) {
+            if (theirs || self.is_full(leaf).await?) && self.engine.covers_partition(registration, leaf) {
                 ready.push(leaf.oid);
             }
         }
