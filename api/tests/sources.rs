@@ -178,10 +178,13 @@ async fn deleting_takes_back_what_we_made_and_nothing_else() -> Result<()> {
     orders.batch_execute(&make).await?;
     let running = delete("/v1/sources/orders").await?;
     assert_eq!((running.status, running.code()), (StatusCode::CONFLICT, "engine_state_conflict"));
-    platform.stop_engine("orders").await?;
     let project = platform.send(Method::POST, "/v1/projects", &json!({"name": "p", "source": "orders"})).await?;
-    for path in ["/v1/sources/orders", "/v1/sources/orders?force=true"] {
+    for (path, state) in [("/v1/sources/orders?force=true", "running"), ("/v1/sources/orders", "stopped")] {
+        if state == "stopped" {
+            platform.stop_engine("orders").await?;
+        }
         let used = delete(path).await?;
+        assert_eq!(platform.get("/v1/engines/orders").await?.body["desired"], state, "a refusal ends no engine");
         assert_eq!(
             (used.status, used.code(), &used.body["projects"]),
             (StatusCode::CONFLICT, "source_in_use", &json!(1))

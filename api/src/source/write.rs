@@ -73,11 +73,12 @@ pub(crate) async fn delete(
     if_match: &IfMatch,
     caller: Caller<'_>,
 ) -> Result<Deleted> {
-    if_match.check(&version_etag(source.version), true)?;
+    // First of all: no engine is ended for a deletion that is refused.
+    deletable(state, source, force, if_match).await?;
     if force {
         end(state, source, caller).await?;
+        deletable(state, source, force, if_match).await?;
     }
-    deletable(state, source, force, if_match).await?;
     let slot = unless_unreachable(drop_slot(source).await, force)?;
     let publication = unless_unreachable(drop_own_publication(source).await, force)?;
     done(state.store().delete_source(source.id, force, caller).await?)?;
