@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use aura_testkit::{Flow, SlotWatch, TcpProxy};
+use aura_testkit::{Flow, SlotWatch, TcpProxy, eventually};
 use tokio_postgres::Client as Sql;
 
 use crate::{Audit, Ledger, PATIENCE, Project, Split, SplitOptions, Subscriber, Writer};
@@ -58,6 +58,14 @@ impl Scene {
         let end = self.slot.log_end().await?;
         let sent = self.slot.wait(PATIENCE, |state| state.is_some_and(|state| state.sent >= Some(end))).await;
         sent.map(drop).with_context(|| self.split.logs())
+    }
+
+    /// The same, until the worker has read them: a stop ends reading at once.
+    pub async fn insert_read(&mut self, rows: i64) -> Result<()> {
+        self.insert_sent(rows).await?;
+        let (end, worker) = (self.slot.log_end().await?, &self.split.worker);
+        let read = || async { worker.metric("cdc_received_lsn").await.is_ok_and(|lsn| lsn >= Some(end as f64)) };
+        eventually(PATIENCE, read).await.with_context(|| self.split.logs())
     }
 
     /// Commits rows of 8 KB, see [`Self::ballast_of`].

@@ -1,4 +1,4 @@
-use std::{fmt, path::PathBuf, sync::Arc};
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use secrecy::{ExposeSecret, SecretString};
 use tokio_postgres::{
@@ -64,6 +64,15 @@ impl SourceUrl {
     pub fn with_login(&self, user: &str, password: &str) -> Self {
         self.with(|config| {
             config.user(user).password(password);
+        })
+    }
+
+    /// The same whose sessions begin, and are reset to, a time limit for statements.
+    pub(crate) fn with_statement_timeout(&self, limit: Duration) -> Self {
+        self.with(|config| {
+            let own = config.get_options().unwrap_or_default();
+            let options = format!("{own} -c statement_timeout={}", limit.as_millis());
+            config.options(options);
         })
     }
 

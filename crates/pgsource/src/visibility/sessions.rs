@@ -13,6 +13,9 @@ use tokio_postgres::types::{ToSql, Type};
 use super::places::{Place, Places};
 use crate::{Sockets, SourceError, SourceUrl, SqlConnection, connect_sql, roles::visibility_login};
 
+/// What a backend that nobody is left to end, since our process or engine has ended, may still wait for a lock: more than
+/// the caller waits for all answers of a check.
+const BACKEND_LIMIT: Duration = Duration::from_millis(3500);
 /// Bounds opening one.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 /// Bounds waiting for a free one.
@@ -99,7 +102,8 @@ impl Sessions {
     }
 
     async fn open(&self, place: Place, project: ProjectId, password: &SecretString) -> Result<Session, SourceError> {
-        let url = self.url.with_login(&visibility_login(project), password.expose_secret());
+        let login = self.url.with_login(&visibility_login(project), password.expose_secret());
+        let url = login.with_statement_timeout(BACKEND_LIMIT);
         let login = Login { project, url, sockets: self.sockets.clone() };
         let Open { client, backend } = match self.idle(project) {
             Some(open) => open,
