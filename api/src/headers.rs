@@ -36,6 +36,11 @@ impl IfMatch {
         }
     }
 
+    /// The same of something that exists and is at this version.
+    pub(crate) fn allows_version(&self, version: i64) -> bool {
+        self.allows(&version_etag(version), true)
+    }
+
     /// 412 unless it is the version that the client knows.
     pub(crate) fn check(&self, etag: &str, exists: bool) -> Result<()> {
         if self.allows(etag, exists) { Ok(()) } else { Err(changed()) }

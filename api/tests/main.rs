@@ -21,4 +21,5 @@ mod toggle;
 mod toggle_crowd;
 mod toggle_limits;
 mod toggle_names;
+mod toggle_partitions;
 mod verbs;

@@ -4,7 +4,7 @@ use aura_store::{Caller, Project, ProjectChange, ProjectWrite};
 
 use crate::{
     error::{ApiError, Result},
-    headers::{IfMatch, changed, version_etag},
+    headers::{IfMatch, changed},
     state::AppState,
 };
 
@@ -18,7 +18,7 @@ pub(crate) async fn change(
 ) -> Result<Project> {
     let after = preview(state, project, change.clone(), if_match).await?;
     prepare(state, project, &after).await?;
-    done(state.store().update_project(project.id, change, |version| matches(if_match, version), caller).await?)
+    done(state.store().update_project(project.id, change, |version| if_match.allows_version(version), caller).await?)
 }
 
 /// The project as the change would leave it; nothing is changed.
@@ -28,11 +28,7 @@ pub(crate) async fn preview(
     change: ProjectChange,
     if_match: &IfMatch,
 ) -> Result<Project> {
-    done(state.store().preview_project(project.id, change, |version| matches(if_match, version)).await?)
-}
-
-fn matches(if_match: &IfMatch, version: i64) -> bool {
-    if_match.allows(&version_etag(version), true)
+    done(state.store().preview_project(project.id, change, |version| if_match.allows_version(version)).await?)
 }
 
 pub(super) fn done(write: ProjectWrite) -> Result<Project> {

@@ -73,7 +73,7 @@ pub(crate) async fn delete(
     if deletion.drop_schema {
         droppable(state, project).await?;
     }
-    let based_on = |version| deletion.if_match.allows(&version_etag(version), true);
+    let based_on = |version| deletion.if_match.allows_version(version);
     let project = done(state.store().delete_project(project.id, deletion.drop_schema, based_on, caller).await?)?;
     finish(state, &project, deletion.wait).await
 }

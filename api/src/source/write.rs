@@ -61,7 +61,7 @@ pub(crate) async fn change(
     if_match: &IfMatch,
     caller: Caller<'_>,
 ) -> Result<Source> {
-    let based_on = |version| if_match.allows(&version_etag(version), true);
+    let based_on = |version| if_match.allows_version(version);
     done(state.store().update_source(source.id, change, based_on, caller).await?)
 }
 
@@ -73,7 +73,8 @@ pub(crate) async fn delete(
     if_match: &IfMatch,
     caller: Caller<'_>,
 ) -> Result<Deleted> {
-    // First of all: no engine is ended for a deletion that is refused.
+    if_match.check(&version_etag(source.version), true)?;
+    // No engine is ended for a deletion that is refused.
     deletable(state, source, force, if_match).await?;
     if force {
         end(state, source, caller).await?;
@@ -91,7 +92,7 @@ pub(crate) async fn delete(
 
 /// Whether it may be deleted now.
 async fn deletable(state: &AppState, source: &Source, force: bool, if_match: &IfMatch) -> Result<Source> {
-    let based_on = |version| if_match.allows(&version_etag(version), true);
+    let based_on = |version| if_match.allows_version(version);
     done(state.store().source_deletable(source.id, force, based_on).await?)
 }
 

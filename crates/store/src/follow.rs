@@ -7,8 +7,9 @@ use uuid::Uuid;
 use crate::{
     Caller, Registration, RegistrationStatus, Store, StoreError, TableRef, audit, bounded,
     engines::fence,
-    registrations::{entry, lock_registry, raise_revision, select, select_by_id},
+    registrations::{entry, lock_registry, select, select_by_id},
     registry::notify_status,
+    registry::raise_revision,
 };
 
 /// Who changes it.

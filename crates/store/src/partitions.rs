@@ -7,7 +7,8 @@ use uuid::Uuid;
 use crate::{
     ReplicaIdentity, Store, StoreError, bounded, decode,
     engines::fence,
-    registrations::{identity, lock_registry, raise_revision, select_by_id},
+    registrations::{identity, lock_registry, select_by_id},
+    registry::raise_revision,
 };
 
 /// A partition that holds rows of a registered table, nested ones included.

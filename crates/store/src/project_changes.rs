@@ -9,7 +9,8 @@ use crate::{
     Caller, Project, Registration, Store, StoreError, audit, bounded,
     decode::rfc3339,
     projects::{ProjectRow, columns, notify_projects},
-    registrations::{self, RegistrationRow, lock_registry, raise_revision},
+    registrations::{self, RegistrationRow, lock_registry},
+    registry::raise_revision,
 };
 
 /// What changes of a project; `None` leaves a member as it is.

@@ -8,6 +8,7 @@ use crate::{
     bounded,
     decode::{self, generation, generation_column, lsn, rfc3339, word},
     partitions,
+    registry::raise_revision,
 };
 
 aura_domain::words! {
@@ -394,16 +395,6 @@ async fn living(connection: &mut PgConnection, project: ProjectId) -> Result<(),
 pub(crate) async fn lock_registry(connection: &mut PgConnection, source: SourceId) -> Result<(), StoreError> {
     let query = sqlx::query("select from aura.sources where id = $1 for no key update").bind(source.0);
     query.fetch_optional(connection).await?.map(|_| ()).ok_or(StoreError::NotFound("source"))
-}
-
-/// Next revision of the source's registry; the signal goes out with the commit.
-pub(crate) async fn raise_revision(connection: &mut PgConnection, source: SourceId) -> Result<i64, StoreError> {
-    let query = sqlx::query_scalar(
-        "update aura.sources set registry_revision = registry_revision + 1 where id = $1 returning registry_revision",
-    );
-    let revision = query.bind(source.0).fetch_one(&mut *connection).await?;
-    sqlx::query("select pg_notify('aura_registry', $1)").bind(source.to_string()).execute(connection).await?;
-    Ok(revision)
 }
 
 /// Whether a PUT of `enabled: true` has nothing to write.

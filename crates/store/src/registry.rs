@@ -9,7 +9,7 @@ use crate::{
     decode::rfc3339,
     engines::fence,
     partitions,
-    registrations::{columns, lock_registry, raise_revision, registrations},
+    registrations::{columns, lock_registry, registrations},
 };
 
 /// All that a worker must cover, at one moment.
@@ -152,4 +152,14 @@ impl Store {
 pub(crate) async fn notify_status(connection: &mut PgConnection, source: SourceId) -> Result<(), StoreError> {
     sqlx::query("select pg_notify('aura_registry_status', $1)").bind(source.to_string()).execute(connection).await?;
     Ok(())
+}
+
+/// Next revision of the source's registry; the signal goes out with the commit.
+pub(crate) async fn raise_revision(connection: &mut PgConnection, source: SourceId) -> Result<i64, StoreError> {
+    let query = sqlx::query_scalar(
+        "update aura.sources set registry_revision = registry_revision + 1 where id = $1 returning registry_revision",
+    );
+    let revision = query.bind(source.0).fetch_one(&mut *connection).await?;
+    sqlx::query("select pg_notify('aura_registry', $1)").bind(source.to_string()).execute(connection).await?;
+    Ok(revision)
 }

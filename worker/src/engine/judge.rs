@@ -233,7 +233,7 @@ impl Judge {
                     self.outages.source(false);
                     unjudged::count(&outcome);
                     if project.require_rls && outcome.oid_matches && !outcome.row_security {
-                        withhold(&mut outcome);
+                        unjudged::withhold(&mut outcome);
                     }
                     return outcome;
                 }
@@ -447,16 +447,6 @@ impl Judge {
                     pause = (pause * 2).min(Duration::from_secs(1));
                 }
             }
-        }
-    }
-}
-
-/// The project takes only tables with row security: without, nobody sees anything.
-fn withhold(outcome: &mut CheckOutcome) {
-    metrics::counter!("cdc_withheld_batches_total", "reason" => "require_rls").increment(1);
-    for verdict in &mut outcome.verdicts {
-        if let Verdict::Decided { visible, .. } = verdict {
-            visible.fill(false);
         }
     }
 }

@@ -34,6 +34,16 @@ pub(super) fn count(outcome: &CheckOutcome) {
     }
 }
 
+/// The project takes only tables with row security: without, nobody sees anything.
+pub(super) fn withhold(outcome: &mut CheckOutcome) {
+    metrics::counter!("cdc_withheld_batches_total", "reason" => "require_rls").increment(1);
+    for verdict in &mut outcome.verdicts {
+        if let Verdict::Decided { visible, .. } = verdict {
+            visible.fill(false);
+        }
+    }
+}
+
 /// By reason; the rows are all of one table.
 pub(super) fn by_reason<'a>(
     rows: impl Iterator<Item = (&'a Row, &'a Placed)>,
